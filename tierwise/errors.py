@@ -1,0 +1,73 @@
+"""Every exception Tierwise raises on purpose. Each message says what is wrong with its values, what would be right, and what to do.
+
+TierwiseError
+├── BadInput              a value the user gave makes no sense: units, options, files, names
+│   ├── UnknownName       a policy, machine or option that does not exist; names the nearest one
+│   └── BadFile           a file that is missing, corrupt, of another kind, or made for another graph
+├── InvalidGraph          a graph that breaks the rules of the IR
+├── InvalidSchedule       a schedule the judge refuses, with the step and the reason
+│   └── OverCapacity      ... because a tier would overflow; carries the bytes it would need
+├── InfeasibleBudget      no plan of this policy fits; carries the smallest budget it can do, when known
+└── MissingTier           the machine lacks a tier, link or processor that the policy needs
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TierwiseError(Exception):
+    """The root: catch this to catch everything of ours."""
+
+
+class BadInput(TierwiseError):
+    """A value the user gave makes no sense."""
+
+
+class UnknownName(BadInput):
+    """A name that is not in a list of names."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        known = sorted(known)
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
+        super().__init__(f"unknown {kind} {name!r}; {hint}")
+
+
+class BadFile(BadInput):
+    """A file that is missing, corrupt, of another kind, or made for another graph."""
+
+
+class InvalidGraph(TierwiseError):
+    """A graph that breaks the rules of the IR."""
+
+
+class InvalidSchedule(TierwiseError):
+    """A schedule the judge refuses."""
+
+    def __init__(self, step: int, reason: str) -> None:
+        super().__init__(f"step {step}: {reason}" if step >= 0 else reason)
+        self.step = step
+        self.reason = reason
+
+
+class OverCapacity(InvalidSchedule):
+    """A tier would overflow in list order; `needed_bytes` is the tier's peak over the whole schedule."""
+
+    def __init__(self, step: int, reason: str, *, tier: str, needed_bytes: int) -> None:
+        super().__init__(step, reason)
+        self.tier = tier
+        self.needed_bytes = needed_bytes
+
+
+class InfeasibleBudget(TierwiseError):
+    """The policy has no plan within the budget; `least_bytes` is the smallest budget it can do, None if unknown."""
+
+    def __init__(self, message: str, *, least_bytes: int | None = None) -> None:
+        super().__init__(message)
+        self.least_bytes = least_bytes
+
+
+class MissingTier(TierwiseError):
+    """The machine lacks a tier, link or processor that the policy needs."""

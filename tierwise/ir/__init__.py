@@ -1,0 +1,13 @@
+"""What the stages say to each other: small frozen types with a JSON form. Standard library only."""
+
+from .graph import Graph, Op, Phase, Region, RegionCall, Role, Storage
+from .judge import check_graph, check_schedule, peak_bytes
+from .machine import Link, Machine, Processor, Tier
+from .problem import Costs, Problem
+from .schedule import Compute, Copy, Free, Schedule, Step
+from .timeline import Curve, Span, Timeline
+
+__all__ = [
+    "Compute", "Copy", "Costs", "Curve", "Free", "Graph", "Link", "Machine", "Op", "Phase", "Problem", "Processor", "Region", "RegionCall",
+    "Role", "Schedule", "Span", "Step", "Storage", "Tier", "Timeline", "check_graph", "check_schedule", "peak_bytes",
+]  # fmt: skip

@@ -1,0 +1,52 @@
+"""What a policy answers: a list of Compute, Copy and Free, and where each lasting storage lives. Everything published is such a list.
+
+A schedule is one period of a loop. `iteration = -1` names the step before: its gradients, its updates. The list has an order for memory
+(an allocation may count on every Free before it); time follows from what each step needs (simulate/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+WORKSPACE = -1  # in Schedule.addresses: the scratch bytes of a Compute, which belong to no storage
+AT_START = -1  # in Schedule.addresses: what is there when the period begins
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run an op. A second Compute of the same op is a recomputation."""
+
+    op: int
+    on: str = "gpu"
+    iteration: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Starts after the previous Compute, in the list, of the processor at its device end."""
+
+    storage: int
+    src: str
+    dst: str
+    iteration: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Gives bytes back once nothing uses them any more; allocations after it in the list may count on them."""
+
+    storage: int
+    tier: str
+    join: bool = False  # the tier's processor waits too, until the last copy that uses these bytes is done: vDNN's end of layer
+    iteration: int = 0
+
+
+Step = Compute | Copy | Free
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    steps: tuple[Step, ...]
+    home: Mapping[int, tuple[str, ...]]  # lasting storages start and must end there; inputs arrive there
+    addresses: Mapping[tuple[int, int], int] = field(default_factory=dict)  # (step, storage) -> byte offset in the tier it is put in

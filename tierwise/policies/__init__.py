@@ -1,0 +1,163 @@
+"""Problem -> Schedule. One paper, one file; the file's name is the policy's name, and a new file is in court the day it lands.
+
+`plan` finds the file, calls it, and hands the result to the judge. A policy that does not fit the budget is refused with the smallest
+budget it can do. Cards (what `tierwise policies` shows) are read from the files' docstrings without importing them.
+
+Outsiders register a module with the same shape under the entry point group "tierwise.policies".
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import importlib.metadata
+import inspect
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..errors import BadInput, InfeasibleBudget, MissingTier, OverCapacity, UnknownName
+from ..ir import Problem, Schedule, check_schedule, peak_bytes
+from ..units import exact_bytes, format_bytes
+
+LEAST_BUDGET_TRIES = 10  # halvings of the interval in which the smallest budget is looked for: a thousandth of it
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a policy's file says of itself."""
+
+    name: str
+    summary: str
+    paper: str
+    year: int | None
+    idea: str
+    rule: str
+    differs: str
+    decides: str
+    requires: tuple[str, ...]
+    exactness: str
+
+
+@functools.cache
+def _outsiders() -> dict[str, importlib.metadata.EntryPoint]:
+    return {point.name: point for point in importlib.metadata.entry_points(group="tierwise.policies")}
+
+
+def _files() -> dict[str, Path]:
+    return {path.stem: path for path in sorted(Path(__file__).parent.glob("*.py")) if not path.stem.startswith("_")}
+
+
+def names() -> list[str]:
+    return sorted({*_files(), *_outsiders()})
+
+
+def load(name: str) -> ModuleType:
+    if name in _files():
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _outsiders():
+        module: ModuleType = _outsiders()[name].load()
+        return module
+    raise UnknownName("policy", name, names())
+
+
+def card(name: str) -> Card:
+    path = _files().get(name)
+    source = path.read_text(encoding="utf-8") if path else inspect.getsource(load(name))
+    tree = ast.parse(source)
+    text = ast.get_docstring(tree) or ""
+    constants = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in ("DECIDES", "REQUIRES", "EXACTNESS")
+    }
+    fields = {
+        match[1].lower(): " ".join(match[2].split())
+        for match in re.finditer(r"^(Paper|Idea|Rule|Differs)\s+(.*?)(?=^(?:Paper|Idea|Rule|Differs)\s|\Z)", text, re.M | re.S)
+    }
+    year = re.search(r"\b(19|20)\d\d\b", fields.get("paper", ""))
+    return Card(
+        name=name,
+        summary=text.split("\n", 1)[0].partition(": ")[2],
+        paper=fields.get("paper", ""),
+        year=int(year[0]) if year else None,
+        idea=fields.get("idea", ""),
+        rule=fields.get("rule", ""),
+        differs=fields.get("differs", ""),
+        decides=constants.get("DECIDES", ""),
+        requires=tuple(sorted(constants.get("REQUIRES", ()))),
+        exactness=constants.get("EXACTNESS", "exact"),
+    )
+
+
+def plan(problem: Problem, policy: str, **options: Any) -> Schedule:
+    """A legal schedule of this policy within the budget, or the reason why there is none."""
+    module = load(policy)
+    for tier in sorted(getattr(module, "REQUIRES", ())):
+        if tier not in problem.machine.tier_named and tier not in problem.machine.processor_named:
+            raise MissingTier(f"{policy} needs {tier!r}; machine {problem.machine.name} has tiers {', '.join(problem.machine.tier_named)} "
+                              f"and processors {', '.join(problem.machine.processor_named)}")  # fmt: skip
+    _check_options(module, policy, options)
+    try:
+        return _attempt(problem, module, options)
+    except (InfeasibleBudget, OverCapacity) as error:
+        if isinstance(error, OverCapacity) and error.tier != problem.device_tier:
+            there = format_bytes(problem.machine.capacity(error.tier))
+            raise InfeasibleBudget(f"{policy} needs {format_bytes(error.needed_bytes)} of {error.tier} and there are {there}; "
+                                   "give it a machine with more, or a larger budget") from None  # fmt: skip
+        least = getattr(error, "least_bytes", None) or _least_budget(problem, module, options, error)
+        if least is None:
+            raise InfeasibleBudget(f"{policy} finds no plan for this step at {format_bytes(problem.budget_bytes)}, nor at any larger budget: "
+                                   f"{error}; use another policy") from None  # fmt: skip
+        raise InfeasibleBudget(
+            f"budget {format_bytes(problem.budget_bytes)} is below {format_bytes(least)}, the smallest {policy} can do for this step; "
+            f"use a budget of {exact_bytes(least)}, a smaller batch, or another policy",
+            least_bytes=least,
+        ) from None
+
+
+def _attempt(problem: Problem, module: ModuleType, options: dict[str, Any]) -> Schedule:
+    schedule: Schedule = module.plan(problem, **options)
+    check_schedule(problem, schedule)
+    return schedule
+
+
+def _check_options(module: ModuleType, policy: str, options: dict[str, Any]) -> None:
+    known = list(inspect.signature(module.plan).parameters)[1:]
+    for name in options:
+        if name not in known:
+            if not known:
+                raise BadInput(f"{policy} takes no options, and was given {name!r}")
+            raise UnknownName(f"option of {policy}", name, known)
+
+
+def _least_budget(problem: Problem, module: ModuleType, options: dict[str, Any], error: Exception) -> int | None:
+    """The smallest budget at which the policy has a plan, by halving; exact for policies that do not look at the budget."""
+
+    def works(budget_bytes: int) -> bool:
+        try:
+            _attempt(problem.with_budget(budget_bytes), module, options)
+        except (InfeasibleBudget, OverCapacity):
+            return False
+        return True
+
+    low = problem.budget_bytes
+    if isinstance(error, OverCapacity) and works(error.needed_bytes):
+        high = error.needed_bytes
+        if high - 1 <= low or not works(high - 1):
+            return high
+        high -= 1
+    else:
+        everything = load("keep_all").plan(problem)
+        high = max(low + 1, peak_bytes(problem, everything)[problem.device_tier])
+        if not works(high):
+            return None
+    for _ in range(LEAST_BUDGET_TRIES):
+        if high - low <= 1:
+            break
+        middle = (low + high) // 2
+        low, high = (low, middle) if works(middle) else (middle, high)
+    return high

@@ -1,0 +1,168 @@
+"""A step time no schedule within the budget can beat, so that every table shows how far from the limit a plan is.
+
+Three bounds, each a relaxation that every legal schedule satisfies; the largest counts.
+
+work    Every op runs at least once, wherever it is fastest to put it: the processors share the work as if ops could be split.
+cycle   In a loop, an op that reads a lasting storage and the op that overwrites it in the same step form a circle around one period: the
+        step lasts at least the longest chain of ops between them. In a cold step: the longest chain there is.
+memory  When the first op that depends on the whole forward pass runs, only `budget` bytes are on the device. What backward still needs beyond
+        that must come back afterwards, over a link or by running its op again. The cheapest mix of the two, fractional: recompute what costs
+        the least seconds per byte, and copy the rest while computing.
+"""
+
+from __future__ import annotations
+
+from ..ir import Graph, Phase, Problem
+
+
+def lower_bound_seconds(problem: Problem) -> float:
+    work = _work_seconds(problem)
+    return max(work, _cycle_seconds(problem), _memory_seconds(problem))
+
+
+def _work_seconds(problem: Problem) -> float:
+    """The least T such that all ops, split at will between the processors that can run them, fit into T on each."""
+    table = problem.costs.op_seconds
+    device = problem.machine.device.name
+    others = [p.name for p in problem.machine.processors[1:]]
+    fixed, movable = 0.0, []
+    elsewhere = 0.0
+    for op in problem.graph.ops:
+        here = table.get((op.id, device))
+        there = min((table[op.id, name] for name in others if (op.id, name) in table), default=None)
+        if here is None:
+            elsewhere += there or 0.0
+        elif there is None:
+            fixed += here
+        else:
+            movable.append((here, there))
+    # Send away first what costs the other processors least per second it saves the device; stop where both sides meet.
+    on_device = fixed + sum(here for here, _ in movable)
+    away = elsewhere
+    count = max(1, len(others))
+    for here, there in sorted(movable, key=lambda pair: pair[1] / pair[0] if pair[0] else float("inf")):
+        if on_device - here >= (away + there) / count:
+            on_device, away = on_device - here, away + there
+            continue
+        share = (on_device - away / count) / (here + there / count) if here + there else 0.0
+        share = min(1.0, max(0.0, share))
+        on_device, away = on_device - share * here, away + share * there
+        break
+    return max(on_device, away / count)
+
+
+def _fastest(problem: Problem) -> list[float]:
+    seconds: list[float] = [float("inf")] * len(problem.graph.ops)
+    for (op, _), value in problem.costs.op_seconds.items():
+        seconds[op] = min(seconds[op], value)
+    return seconds
+
+
+def _dependencies(graph: Graph) -> list[list[int]]:
+    """For each op, the ops it must follow because it needs what they wrote."""
+    last_writer: dict[int, int] = {}
+    found = []
+    for op in graph.ops:
+        found.append(sorted({last_writer[s] for s in op.reads + op.mutates if s in last_writer}))
+        for storage in op.writes + op.mutates:
+            last_writer[storage] = op.id
+    return found
+
+
+MAX_CIRCLES = 16  # lasting storages tried; any subset gives a valid bound
+
+
+def _cycle_seconds(problem: Problem) -> float:
+    graph = problem.graph
+    seconds, after = _fastest(problem), _dependencies(graph)
+    if not problem.cyclic:
+        return max(_longest(seconds, after, range(len(graph.ops))), default=0.0)
+    circles = []
+    for storage in graph.storages:
+        writers = graph.writers[storage.id]
+        if storage.lasting and writers:
+            readers = [r for r in graph.readers[storage.id] if r <= writers[0]]
+            if readers:
+                circles.append((writers[-1] - readers[0], storage.id, readers, writers[-1]))
+    best = 0.0
+    for _, _, readers, writer in sorted(circles, reverse=True)[:MAX_CIRCLES]:
+        best = max(best, _longest(seconds, after, readers)[writer])
+    return best
+
+
+def _longest(seconds: list[float], after: list[list[int]], starts) -> list[float]:  # type: ignore[no-untyped-def]
+    """Longest chain of seconds from any of `starts` to each op, itself included; -inf where none leads there."""
+    is_start = set(starts)
+    length = [float("-inf")] * len(seconds)
+    for op, needed in enumerate(after):
+        best = max((length[n] for n in needed), default=float("-inf"))
+        if op in is_start:
+            best = max(best, 0.0)
+        length[op] = best + seconds[op]
+    return [value if value > float("-inf") else 0.0 for value in length]
+
+
+def _memory_seconds(problem: Problem) -> float:
+    graph, machine = problem.graph, problem.machine
+    pivot = next((op.id for op in graph.ops if op.phase is Phase.BACKWARD), None)
+    if pivot is None:
+        return 0.0
+    after = _dependencies(graph)
+    ahead = _ancestors(after, pivot)  # they all run before the pivot can
+    behind = _descendants(after, pivot)  # they all run after it
+    device = machine.device.name
+    seconds = problem.costs.op_seconds
+    on_device_only = {op.id for op in graph.ops if all((op.id, p.name) not in seconds for p in machine.processors[1:])}
+    again: list[tuple[float, int]] = []  # (seconds per byte to run again, bytes)
+    only_copies = 0  # bytes that cannot be made again
+    for storage in graph.storages:
+        needed = [r for r in graph.readers[storage.id] if r in behind and r in on_device_only]
+        if not needed or not storage.nbytes:
+            continue
+        producer = graph.producer(storage.id)
+        first_write = graph.writers[storage.id][0] if graph.writers[storage.id] else None
+        if producer is None:
+            # There from the start: it is here at the pivot, or it is copied in after it.
+            if first_write is None or first_write >= needed[0]:
+                only_copies += storage.nbytes
+        elif producer in ahead and len(graph.writers[storage.id]) == 1:
+            op = graph.ops[producer]
+            made = sum(graph.storages[s].nbytes for s in op.writes)
+            if op.replayable and not op.mutates:
+                again.append((seconds[producer, device] / made if producer in on_device_only else 0.0, storage.nbytes))
+            else:
+                only_copies += storage.nbytes
+    excess = float(only_copies + sum(nbytes for _, nbytes in again) - problem.budget_bytes)
+    if excess <= 0:
+        return 0.0
+    work = sum(seconds[op, device] for op in on_device_only)
+    rate = sum(link.bytes_per_second for link in machine.links if link.dst == machine.device.tier)
+    if not rate:
+        rate = 1e-30  # nothing comes back over a link
+    # T >= work + recompute(y) and T >= (excess - y) / rate, with y bytes recomputed, cheapest first: T is least where the two meet.
+    recompute, moved = 0.0, excess
+    for per_byte, nbytes in sorted(again):
+        meet = (moved / rate - work - recompute) / (per_byte + 1 / rate)
+        take = min(float(nbytes), moved, max(0.0, meet))
+        recompute, moved = recompute + take * per_byte, moved - take
+        if take < nbytes:
+            break
+    return max(work + recompute, moved / rate)
+
+
+def _ancestors(after: list[list[int]], op: int) -> set[int]:
+    found, stack = set(), list(after[op])
+    while stack:
+        at = stack.pop()
+        if at not in found:
+            found.add(at)
+            stack.extend(after[at])
+    return found
+
+
+def _descendants(after: list[list[int]], op: int) -> set[int]:
+    found = {op}
+    for at, needed in enumerate(after):
+        if any(n in found for n in needed):
+            found.add(at)
+    return found
