@@ -106,6 +106,17 @@ class Graph:
         """Storages whose bytes an in-place op hands to its output: storage -> that op."""
         return {old: op.id for op in self.ops for old, _ in op.in_place}
 
+    @cached_property
+    def versions_needed(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For each op, the storages it needs the content of, each with the number of writes to it that come before in program order."""
+        written = [0] * len(self.storages)
+        found = []
+        for op in self.ops:
+            found.append(tuple((storage, written[storage]) for storage in dict.fromkeys(op.reads + op.mutates)))
+            for storage in dict.fromkeys(op.writes + op.mutates):
+                written[storage] += 1
+        return tuple(found)
+
     def producer(self, storage: int) -> int | None:
         """The op that first makes the storage; None for what is there when the step begins."""
         writers = self.writers[storage]

@@ -44,7 +44,11 @@ def check_schedule(problem: Problem, schedule: Schedule) -> None:
 
 def peak_bytes(problem: Problem, schedule: Schedule) -> dict[str, int]:
     """The most bytes each tier holds in list order. Raises InvalidSchedule for everything but capacity."""
-    return dict(_play(problem, schedule).peak)
+    game = _Game(problem, schedule)
+    game.play_period(0)
+    if any(step.iteration for step in schedule.steps):
+        game.play_period(1)
+    return dict(game.peak)
 
 
 def _play(problem: Problem, schedule: Schedule) -> _Game:
@@ -64,7 +68,9 @@ class _Game:
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
         self.problem, self.schedule = problem, schedule
         self.graph, self.machine = problem.graph, problem.machine
-        self.needs = versions_needed(self.graph)
+        self.needs = self.graph.versions_needed
+        self.lasting = [storage.lasting for storage in self.graph.storages]
+        self.reach = {processor.name: self.machine.reachable(processor.name) for processor in self.machine.processors}
         self.device_tier = problem.device_tier
         self.addressed = bool(schedule.addresses)
         self.present: dict[tuple[int, int, str], int] = {}  # (storage, iteration or 0 if lasting, tier) -> version
@@ -188,7 +194,7 @@ class _Game:
 
     def _instance(self, storage: int, iteration: int) -> int:
         """A lasting storage is one; any other is a new one in each step."""
-        return 0 if self.graph.storages[storage].lasting else iteration
+        return 0 if self.lasting[storage] else iteration
 
     def _version_made(self, op: int, storage: int, iteration: int) -> int:
         writers = self.graph.writers[storage]
@@ -196,20 +202,19 @@ class _Game:
         return iteration * len(writers) + ordinal if self.graph.storages[storage].lasting else ordinal
 
     def _where(self, storage: int, instance: int, processor: str) -> str | None:
-        for tier in self.machine.reachable(processor):
+        for tier in self.reach[processor]:
             if (storage, instance, tier) in self.present:
                 return tier
         return None
 
     def _require(self, reader: str, storage: int, iteration: int, processor: str, version: int) -> None:
-        lasting = self.graph.storages[storage].lasting
-        if lasting:
-            version += iteration * len(self.graph.writers[storage])
-        instance = self._instance(storage, iteration)
-        held = [self.present[key] for tier in self.machine.reachable(processor) if (key := (storage, instance, tier)) in self.present]
+        instance = iteration
+        if self.lasting[storage]:
+            instance, version = 0, version + iteration * len(self.graph.writers[storage])
+        held = [self.present[key] for tier in self.reach[processor] if (key := (storage, instance, tier)) in self.present]
         if version in held:
             return
-        reach = " or ".join(self.machine.reachable(processor))
+        reach = " or ".join(self.reach[processor])
         if held:
             now = max(held)
             why = "has not been written yet" if now < version else "was overwritten since"
@@ -344,17 +349,6 @@ class _Game:
 
     def _refuse(self, reason: str) -> NoReturn:
         raise InvalidSchedule(self.step, reason)
-
-
-def versions_needed(graph: Graph) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """For each op, the storages it needs the content of, each with the number of writes to it that come before in program order."""
-    written = [0] * len(graph.storages)
-    found = []
-    for op in graph.ops:
-        found.append(tuple((storage, written[storage]) for storage in dict.fromkeys(op.reads + op.mutates)))
-        for storage in dict.fromkeys(op.writes + op.mutates):
-            written[storage] += 1
-    return tuple(found)
 
 
 def _describe(graph: Graph, schedule: Schedule, step: int) -> str:

@@ -38,7 +38,7 @@ class Free:
 
     storage: int
     tier: str
-    join: bool = False  # the tier's processor waits too, until the last copy that uses these bytes is done: vDNN's end of layer
+    join: bool = False  # the device waits too, until the last copy that uses these bytes is done: vDNN's end of layer
     iteration: int = 0
 
 

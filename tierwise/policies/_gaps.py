@@ -31,6 +31,7 @@ class Swap:
     """Copy a storage out just before op `out_at` starts, free it before `free_at`, copy it back before `in_at`.
 
     For a gap that wraps, `in_at` lies in the next step, so it is the smaller number, and `tier` becomes the storage's home.
+    join: the device waits for the copy out before op `free_at`, and for the copy back before the op after `in_at`.
     """
 
     storage: int
@@ -113,6 +114,7 @@ class _Builder:
         self.drop_at: dict[int, list[Drop]] = {}
         for drop in drops:
             self.drop_at.setdefault(drop.free_at, []).append(drop)
+        self.joins_at: dict[int, list[Free]] = {}
         # The tiers that hold the current content of each storage, the device among them when it is here.
         self.holders: dict[int, set[str]] = {s: set(tiers) for s, tiers in self.home.items() if self.graph.is_there_at_start(s)}
         self.dies_at: dict[int, list[int]] = {}
@@ -132,6 +134,10 @@ class _Builder:
 
     def _between_ops(self, at: int) -> None:
         """Everything due just before op `at`: give bytes back first, then fetch."""
+        for free in self.joins_at.pop(at, ()):
+            if free.tier in self.holders.get(free.storage, ()):
+                self.steps.append(free)
+                self.holders[free.storage].discard(free.tier)
         for storage in self.dies_at.get(at, ()):
             for tier in sorted(self.holders.pop(storage, ())):
                 self.steps.append(Free(storage, tier))
@@ -148,21 +154,24 @@ class _Builder:
         for swap in self.in_at.get(at, ()):
             holders = self.holders.get(swap.storage, set())
             if holders and self.device not in holders:
-                self._fetch(swap.storage)
+                self._fetch(swap.storage, join_at=at + 1 if swap.join else None)
 
     def _leave(self, storage: int, *, join: bool = False) -> None:
         if self.device in self.holders.get(storage, ()):
             self.holders[storage].discard(self.device)
             self.steps.append(Free(storage, self.device, join))
 
-    def _fetch(self, storage: int) -> None:
+    def _fetch(self, storage: int, *, join_at: int | None = None) -> None:
         holders = self.holders[storage]
         tier = min(holders, key=lambda t: self.problem.machine.copy_seconds(self.graph.storages[storage].nbytes, t, self.device))
         self.steps.append(Copy(storage, tier, self.device))
         holders.add(self.device)
         for other in sorted(holders - {self.device} - set(self.home.get(storage, ()))):
-            self.steps.append(Free(storage, other))
-            holders.discard(other)
+            if join_at is None:
+                self.steps.append(Free(storage, other))
+                holders.discard(other)
+            else:
+                self.joins_at.setdefault(join_at, []).append(Free(storage, other, join=True))
 
     def _compute(self, op: Op) -> None:
         self.steps.append(Compute(op.id, self.on))

@@ -65,7 +65,6 @@ class Clock:
         self._charged = machine.enclosing
         self._links = machine.link_between
         self._issuer = {(link.src, link.dst): machine.issuer(link.src, link.dst) for link in machine.links}
-        self._worker = {p.tier: p.name for p in reversed(machine.processors)}
         self._addresses = schedule.addresses
         self._home = schedule.home
         self._inputs = [s.id for s in graph.storages if s.role is Role.INPUT]
@@ -276,10 +275,8 @@ class Clock:
             self._vacated.append((when, held.address, held.address + nbytes))
         for name in self._charged[tier]:
             self._log.add(name, self._roles[storage], when, -nbytes)
-        if step.join:
-            worker = self._worker[tier]
-            if when > self.lanes[worker]:
-                self.lanes[worker] = when
+        if step.join and when > self.lanes[self._device]:
+            self.lanes[self._device] = when
         return when
 
     # -- memory -------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,89 @@
+"""vdnn: send each layer's input to host memory after its last forward use, fetch it one layer ahead in backward.
+
+Paper    Rhu, Gimelshein, Clemons, Zulfiqar, Keckler, MICRO 2016, arXiv:1602.08124.
+Idea     a feature map is used once in forward and once in backward; in between, the bus can carry it away and back.
+Rule     copy x to the host while its last forward consumer runs; the next layer waits until the copy is done (join).
+         At the start of backward layer n walk on to the layers after it: fetch the first missing x found and stop; stop also after a CONV.
+         mode: all (every feature layer), conv (inputs of CONV layers), dyn (the first of nothing, conv, all that fits).
+Differs  convolution algorithms are not chosen. Networks without convolutions: every layer is a feature layer, and dense layers stop the walk.
+"""
+
+from __future__ import annotations
+
+from ..errors import BadInput, InfeasibleBudget
+from ..ir import Graph, Op, Phase, Problem, Schedule, peak_bytes
+from ..units import format_bytes
+from ._gaps import Swap, build
+from ._layers import is_conv, is_dense, saved_for_backward
+
+DECIDES = "swap by layer"
+REQUIRES = {"dram"}
+LADDER = ("none", "conv", "all")  # of dyn, fastest first
+
+
+def plan(problem: Problem, *, mode: str = "dyn", tier: str = "dram") -> Schedule:
+    if mode not in (*LADDER, "dyn"):
+        raise BadInput(f"mode is {mode!r}; vdnn knows {', '.join(LADDER)} and dyn")
+    if mode != "dyn":
+        return _offload(problem, mode, tier)
+    needed = {}
+    for rung in LADDER:
+        schedule = _offload(problem, rung, tier)
+        needed[rung] = peak_bytes(problem, schedule)[problem.device_tier]
+        if needed[rung] <= problem.budget_bytes:
+            return schedule
+    least = min(needed.values())
+    raise InfeasibleBudget(f"even offloading all, vdnn needs {format_bytes(least)}", least_bytes=least)
+
+
+def _offload(problem: Problem, mode: str, tier: str) -> Schedule:
+    graph = problem.graph
+    last_feature = _last_feature_layer(graph)
+    needed_first: dict[int, list[int]] = {}  # backward op -> offloaded storages it is the first to need
+    leaves_at: dict[int, int] = {}
+    for storage, layer, needed in saved_for_backward(graph):
+        wanted = mode == "all" or (mode == "conv" and is_conv(graph.ops[layer]))
+        if wanted and layer < last_feature and needed > layer + 1:
+            leaves_at[storage] = layer
+            needed_first.setdefault(needed, []).append(storage)
+    fetch_at = _prefetch(graph, needed_first)
+    return build(
+        problem,
+        [Swap(storage, tier, out_at=layer, free_at=layer + 1, in_at=fetch_at[storage], join=True) for storage, layer in leaves_at.items()],
+    )
+
+
+def _last_feature_layer(graph: Graph) -> int:
+    """The last layer before the classifier: its input is needed again too soon to be worth sending away."""
+    forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
+    convs = [op.id for op in forward if is_conv(op)]
+    if not convs:
+        return forward[-1].id if forward else -1
+    last = convs[-1]
+    for op in forward:
+        if op.id > last:
+            if is_dense(op):
+                break
+            last = op.id
+    return last
+
+
+def _prefetch(graph: Graph, needed_first: dict[int, list[int]]) -> dict[int, int]:
+    """For each offloaded storage, the backward op at whose start it is fetched."""
+    walk_stops = is_conv if any(map(is_conv, graph.ops)) else is_dense
+    fetch_at: dict[int, int] = {}
+    backward = [op for op in graph.ops if op.phase is not Phase.FORWARD]
+    for place, layer in enumerate(backward):
+        for storage in needed_first.get(layer.id, ()):
+            fetch_at.setdefault(storage, layer.id)  # nobody came for it in time: fetched on demand
+        for storage in _next_missing(backward[place + 1 :], needed_first, fetch_at, walk_stops):
+            fetch_at[storage] = layer.id
+    return fetch_at
+
+
+def _next_missing(ahead: list[Op], needed_first: dict[int, list[int]], fetched: dict[int, int], walk_stops) -> list[int]:  # type: ignore[no-untyped-def]
+    for layer in ahead:
+        missing = [storage for storage in needed_first.get(layer.id, ()) if storage not in fetched]
+        if missing or walk_stops(layer):
+            return missing
+    return []
