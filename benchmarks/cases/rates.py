@@ -1,0 +1,111 @@
+"""What one GPU, its link and its host sustain: the numbers a machine profile is made of."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+NEEDS = "cuda"
+COLUMNS = ["what", "measured", "unit"]
+REPEATS = 20
+
+
+def run() -> list[list[Any]]:
+    import psutil
+    import torch
+
+    rows: list[list[Any]] = [
+        ["device memory", torch.cuda.get_device_properties(0).total_memory, "bytes"],
+        ["host memory", psutil.virtual_memory().total, "bytes"],
+        ["disk", shutil.disk_usage(Path.cwd()).total, "bytes"],
+    ]
+    rows += [[f"matmul 8192³ {name}", _matmul(dtype, tf32), "flop/s"] for name, dtype, tf32 in _precisions(torch)]
+    rows.append(["device copy, read + write", _device_copy(), "B/s"])
+    rows.append(["one of many small kernels, one after the other", _small_kernels(), "s"])
+    for size in (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 28):
+        out, back = _link(size)
+        rows.append([f"pinned copy of {size >> 10} KiB to the host", out, "B/s"])
+        rows.append([f"pinned copy of {size >> 10} KiB to the device", back, "B/s"])
+    rows.append(["one small op on the host", _small_host_op(), "s"])
+    return rows
+
+
+def _precisions(torch: Any) -> list[tuple[str, Any, bool]]:
+    return [("bf16", torch.bfloat16, False), ("fp16", torch.float16, False), ("tf32", torch.float32, True), ("fp32", torch.float32, False)]
+
+
+def _seconds(work: Callable[[], Any], repeats: int = REPEATS) -> float:
+    """Median seconds of one call on the device, after three to warm up."""
+    import torch
+
+    for _ in range(3):
+        work()
+    taken = []
+    for _ in range(repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        taken.append(start.elapsed_time(end) / 1e3)
+    return statistics.median(taken)
+
+
+def _matmul(dtype: Any, tf32: bool) -> float:
+    import torch
+
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.manual_seed(0)  # random data: on zeros the chip draws less power and runs faster than it ever does in training
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=dtype) for _ in range(2))
+    return 2 * 8192**3 / _seconds(lambda: a @ b)
+
+
+def _device_copy() -> float:
+    import torch
+
+    source = torch.empty(1 << 31, device="cuda", dtype=torch.uint8)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / _seconds(lambda: target.copy_(source))
+
+
+def _small_kernels(count: int = 1000) -> float:
+    import torch
+
+    one = torch.ones(1, device="cuda")
+
+    def many() -> None:
+        for _ in range(count):
+            one.add_(1)
+
+    return _seconds(many) / count
+
+
+def _link(size: int) -> tuple[float, float]:
+    """Bytes per second of copies queued one behind the other, each way alone."""
+    import torch
+
+    host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty(size, dtype=torch.uint8, device="cuda")
+    count = max(4, (1 << 28) // size // 4)
+
+    def copies(target: Any, source: Any) -> None:
+        for _ in range(count):
+            target.copy_(source, non_blocking=True)
+
+    return count * size / _seconds(lambda: copies(host, device)), count * size / _seconds(lambda: copies(device, host))
+
+
+def _small_host_op() -> float:
+    import torch
+
+    one = torch.ones(1 << 16)
+    for _ in range(10):
+        one.add_(1)
+    start = time.perf_counter()
+    for _ in range(1000):
+        one.add_(1)
+    return (time.perf_counter() - start) / 1000
