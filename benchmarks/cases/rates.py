@@ -25,12 +25,14 @@ def run() -> list[list[Any]]:
     ]
     rows += [[f"matmul 8192³ {name}", _matmul(dtype, tf32), "flop/s"] for name, dtype, tf32 in _precisions(torch)]
     rows.append(["device copy, read + write", _device_copy(), "B/s"])
-    rows.append(["one of many small kernels, one after the other", _small_kernels(), "s"])
+    rows.append(["one of many small kernels, launched from Python", _small_kernels(graph=False), "s"])
+    rows.append(["one of many small kernels, in a CUDA graph", _small_kernels(graph=True), "s"])
     for size in (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 28):
         out, back = _link(size)
         rows.append([f"pinned copy of {size >> 10} KiB to the host", out, "B/s"])
         rows.append([f"pinned copy of {size >> 10} KiB to the device", back, "B/s"])
-    rows.append(["one small op on the host", _small_host_op(), "s"])
+    rows.append(["op on the host over 1 number", _host_op(1), "s"])
+    rows.append(["op on the host over 64 Ki numbers", _host_op(1 << 16), "s"])
     return rows
 
 
@@ -61,7 +63,14 @@ def _matmul(dtype: Any, tf32: bool) -> float:
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.manual_seed(0)  # random data: on zeros the chip draws less power and runs faster than it ever does in training
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=dtype) for _ in range(2))
-    return 2 * 8192**3 / _seconds(lambda: a @ b)
+    count = 10 if tf32 or dtype != torch.float32 else 2
+
+    def products() -> None:
+        for _ in range(count):
+            torch.mm(a, b, out=c)
+
+    c = torch.empty_like(a)
+    return count * 2 * 8192**3 / _seconds(products)
 
 
 def _device_copy() -> float:
@@ -72,7 +81,7 @@ def _device_copy() -> float:
     return 2 * source.nbytes / _seconds(lambda: target.copy_(source))
 
 
-def _small_kernels(count: int = 1000) -> float:
+def _small_kernels(*, graph: bool, count: int = 1000) -> float:
     import torch
 
     one = torch.ones(1, device="cuda")
@@ -81,7 +90,13 @@ def _small_kernels(count: int = 1000) -> float:
         for _ in range(count):
             one.add_(1)
 
-    return _seconds(many) / count
+    if not graph:
+        return _seconds(many) / count
+    many()
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded):
+        many()
+    return _seconds(recorded.replay) / count
 
 
 def _link(size: int) -> tuple[float, float]:
@@ -99,13 +114,13 @@ def _link(size: int) -> tuple[float, float]:
     return count * size / _seconds(lambda: copies(host, device)), count * size / _seconds(lambda: copies(device, host))
 
 
-def _small_host_op() -> float:
+def _host_op(count: int) -> float:
     import torch
 
-    one = torch.ones(1 << 16)
-    for _ in range(10):
-        one.add_(1)
-    start = time.perf_counter()
+    numbers = torch.ones(count)
+    taken = []
     for _ in range(1000):
-        one.add_(1)
-    return (time.perf_counter() - start) / 1000
+        start = time.perf_counter()
+        numbers.add_(1)
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
