@@ -96,6 +96,8 @@ def _versions() -> str:
 
 
 def _commit() -> str:
+    if "GIT_COMMIT" in os.environ:  # a copy without its history
+        return os.environ["GIT_COMMIT"]
     found = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude", "*"], cwd=HERE, capture_output=True, text=True, check=False)
     return found.stdout.strip() or "unknown"
 
