@@ -4,6 +4,7 @@ TierwiseError
 ├── BadInput              a value the user gave makes no sense: units, options, files, names
 │   ├── UnknownName       a policy, machine or option that does not exist; names the nearest one
 │   └── BadFile           a file that is missing, corrupt, of another kind, or made for another graph
+│       └── ForeignFile   ... or that another program wrote
 ├── InvalidGraph          a graph that breaks the rules of the IR
 ├── InvalidSchedule       a schedule the judge refuses, with the step and the reason
 │   └── OverCapacity      ... because a tier would overflow; carries the bytes it would need
@@ -37,6 +38,10 @@ class UnknownName(BadInput):
 
 class BadFile(BadInput):
     """A file that is missing, corrupt, of another kind, or made for another graph."""
+
+
+class ForeignFile(BadFile):
+    """JSON that Tierwise did not write; a trace reader may know it."""
 
 
 class InvalidGraph(TierwiseError):

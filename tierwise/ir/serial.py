@@ -2,20 +2,24 @@
 
     {"tierwise": "schedule", "format": 1, "graph": "<fingerprint of the graph it is for>", ...fields of the type...}
 
-Fields at their default are left out, so that a graph of ten thousand ops stays readable and small.
+Fields at their default are left out, so that a graph of ten thousand ops stays readable and small. What is read has the type its field says,
+or is refused by name: nothing behind this file meets a string where a number should be.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
 import hashlib
 import json
+import math
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import BadFile, TierwiseError
+from ..errors import BadFile, ForeignFile, TierwiseError
 from .graph import Graph, Op, Phase, Region, RegionCall, Role, Storage
 from .judge import check_graph
 from .machine import Link, Machine, Processor, Tier
@@ -36,13 +40,21 @@ def save(document: Document, path: str | Path, *, graph: Graph | None = None) ->
     text = dumps(document, graph=graph)
     data = text.encode()
     target = Path(path)
-    scratch = target.with_name(target.name + ".part")  # whole or not at all: a full disk leaves the old file as it was
+    # Whole or not at all: a full disk leaves the old file as it was. A pipe or a device has nothing to replace.
+    scratch = target if target.exists() and not target.is_file() else target.with_name(target.name + ".part")
     try:
         scratch.write_bytes(gzip.compress(data, mtime=0) if target.suffix == ".gz" else data)
-        scratch.replace(target)
+        if scratch != target:
+            scratch.replace(target)
     except OSError as error:
-        scratch.unlink(missing_ok=True)
+        if scratch != target:
+            _remove(scratch)
         raise BadFile(f"cannot write {path}: {error.strerror or error}; name a file in a folder that exists and has room") from None
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def load(path: str | Path, kind: type[Any] | tuple[type[Any], ...], *, graph: Graph | None = None) -> Any:
@@ -51,12 +63,14 @@ def load(path: str | Path, kind: type[Any] | tuple[type[Any], ...], *, graph: Gr
         data = Path(path).read_bytes()
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise BadFile(f"cannot read {path}: {getattr(error, 'strerror', None) or error}; name an existing file") from None
     try:
         return loads(data.decode(), kind, graph=graph)
-    except (BadFile, UnicodeDecodeError) as error:
-        raise BadFile(f"{path}: {error}") from None
+    except BadFile as error:
+        raise type(error)(f"{path}: {error}") from None
+    except UnicodeDecodeError:
+        raise BadFile(f"{path}: not a text file; expected a Tierwise {_names(kind)}") from None
 
 
 def dumps(document: Document, *, graph: Graph | None = None) -> str:
@@ -68,14 +82,13 @@ def dumps(document: Document, *, graph: Graph | None = None) -> str:
 
 
 def loads(text: str, kind: type[Any] | tuple[type[Any], ...], *, graph: Graph | None = None) -> Any:
-    wanted = kind if isinstance(kind, tuple) else (kind,)
-    names = " or ".join(_FORMS[k][0] for k in wanted)
+    wanted, names = kind if isinstance(kind, tuple) else (kind,), _names(kind)
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadFile(f"not JSON ({error}); expected a Tierwise {names}") from None
     if not isinstance(data, dict) or "tierwise" not in data:
-        raise BadFile(f"not a Tierwise file; expected a {names}")
+        raise ForeignFile(f"not a Tierwise file; expected a {names}")
     if data.get("format") != FORMAT:
         raise BadFile(f"format {data.get('format')!r}; this version reads format {FORMAT}: make the file again")
     found = next((k for k in wanted if _FORMS[k][0] == data["tierwise"]), None)
@@ -87,8 +100,14 @@ def loads(text: str, kind: type[Any] | tuple[type[Any], ...], *, graph: Graph | 
         return _FORMS[found][2](data)
     except TierwiseError as error:
         raise BadFile(f"corrupt {data['tierwise']}: {error}") from None
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise BadFile(f"corrupt {data['tierwise']}: {type(error).__name__} {error}; make the file again") from None
+    except KeyError as error:
+        raise BadFile(f"corrupt {data['tierwise']}: {error} is missing or not known; make the file again") from None
+    except (TypeError, ValueError, IndexError, AttributeError) as error:
+        raise BadFile(f"corrupt {data['tierwise']}: {error}; make the file again") from None
+
+
+def _names(kind: type[Any] | tuple[type[Any], ...]) -> str:
+    return " or ".join(_FORMS[k][0] for k in (kind if isinstance(kind, tuple) else (kind,)))
 
 
 def fingerprint(graph: Graph) -> str:
@@ -114,6 +133,36 @@ def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
     return field.default_factory is not dataclasses.MISSING and value == field.default_factory()
 
 
+_IS: dict[str, Callable[[Any], bool]] = {
+    "int": lambda value: type(value) is int,
+    "float": lambda value: type(value) in (int, float) and math.isfinite(value),
+    "str": lambda value: type(value) is str,
+    "bool": lambda value: type(value) is bool,
+    "tuple[int, ...]": lambda value: type(value) is list and all(type(item) is int for item in value),
+    "tuple[tuple[int, int], ...]": lambda value: type(value) is list and all(_IS["tuple[int, ...]"](pair) and len(pair) == 2 for pair in value),
+    "Mapping[str, float]": lambda value: type(value) is dict and all(_IS["float"](rate) and rate > 0 for rate in value.values()),
+    "Role": lambda value: value in list(Role),
+    "Phase": lambda value: value in list(Phase),
+}
+_MAKE: dict[str, Callable[[Any], Any]] = {
+    "tuple[int, ...]": tuple,
+    "tuple[tuple[int, int], ...]": lambda value: tuple(map(tuple, value)),
+    "Role": Role,
+    "Phase": Phase,
+}
+
+
+def _build(kind: type[Any], item: Json) -> Any:
+    """A small dataclass from a dict, each value of the type its field says."""
+    said = {field.name: str(field.type) for field in dataclasses.fields(kind)}
+    for name, value in item.items():
+        if name not in said:
+            raise ValueError(f"{kind.__name__} has no {name!r}")
+        if not _IS[said[name]](value):
+            raise ValueError(f"{name} of {kind.__name__} {item.get('name', item.get('id', ''))} is {value!r}, not {said[name]}")
+    return kind(**{name: _MAKE[said[name]](value) if said[name] in _MAKE else value for name, value in item.items()})
+
+
 def _graph_out(graph: Graph) -> Json:
     return {
         "storages": [_plain(storage) for storage in graph.storages],
@@ -125,22 +174,13 @@ def _graph_out(graph: Graph) -> Json:
 
 def _graph_in(data: Json) -> Graph:
     graph = Graph(
-        ops=tuple(_op_in(op) for op in data["ops"]),
-        storages=tuple(Storage(**(item | {"role": Role(item["role"])})) for item in data["storages"]),
-        regions=tuple(Region(**item) for item in data["regions"]),
-        calls=tuple(RegionCall(**item) for item in data["calls"]),
+        ops=tuple(_build(Op, item) for item in data["ops"]),
+        storages=tuple(_build(Storage, item) for item in data["storages"]),
+        regions=tuple(_build(Region, item) for item in data["regions"]),
+        calls=tuple(_build(RegionCall, item) for item in data["calls"]),
     )
     check_graph(graph)
     return graph
-
-
-def _op_in(item: Json) -> Op:
-    item = item | {"phase": Phase(item["phase"]), "reads": tuple(item["reads"]), "writes": tuple(item["writes"])}
-    if "mutates" in item:
-        item["mutates"] = tuple(item["mutates"])
-    if "in_place" in item:
-        item["in_place"] = tuple((old, new) for old, new in item["in_place"])
-    return Op(**item)
 
 
 def _machine_out(machine: Machine) -> Json:
@@ -157,18 +197,25 @@ def _machine_in(data: Json) -> Machine:
     machine = Machine(
         name=data["name"],
         source=data["source"],
-        tiers=tuple(Tier(**item) for item in data["tiers"]),
-        links=tuple(Link(**item) for item in data["links"]),
-        processors=tuple(Processor(**item) for item in data["processors"]),
+        tiers=tuple(_build(Tier, item) for item in data["tiers"]),
+        links=tuple(_build(Link, item) for item in data["links"]),
+        processors=tuple(_build(Processor, item) for item in data["processors"]),
     )
     named = machine.tier_named
     if not machine.processors:
         raise ValueError("a machine needs a processor")
-    for tier in [p.tier for p in machine.processors] + [end for link in machine.links for end in (link.src, link.dst)]:
+    ends = [end for link in machine.links for end in (link.src, link.dst, link.staging_tier)]
+    for tier in [p.tier for p in machine.processors] + [end for end in ends + [t.within for t in machine.tiers] if end]:
         if tier not in named:
             raise ValueError(f"no tier named {tier!r}")
-    if any(rate <= 0 for link in machine.links for rate in link.lanes.values()) or any(not link.lanes for link in machine.links):
-        raise ValueError("every link needs a lane, and every lane a positive rate")
+    if len(named) < len(machine.tiers) or len(machine.processor_named) < len(machine.processors):
+        raise ValueError("two tiers or two processors have the same name")
+    if any(not link.lanes for link in machine.links):
+        raise ValueError("every link needs a lane")
+    times = [link.latency_seconds for link in machine.links] + [link.staging_bytes for link in machine.links]
+    rates = [n for p in machine.processors for n in (p.bytes_per_second, p.launch_seconds)]
+    if min([tier.capacity_bytes for tier in machine.tiers] + times + rates) < 0:
+        raise ValueError("a capacity, rate or time is below 0")
     return machine
 
 
@@ -185,12 +232,15 @@ def _problem_out(problem: Problem) -> Json:
 
 
 def _problem_in(data: Json) -> Problem:
-    return Problem(
-        graph=_graph_in(data["graph_data"]),
-        machine=_machine_in(data["machine"]),
-        costs=Costs({(int(op), processor): float(value) for processor, table in data["op_seconds"].items() for op, value in table.items()}),
-        cyclic=bool(data["cyclic"]),
-    )
+    graph, machine = _graph_in(data["graph_data"]), _machine_in(data["machine"])
+    seconds = {(int(op), processor): float(value) for processor, table in data["op_seconds"].items() for op, value in table.items()}
+    if not all(value >= 0 and math.isfinite(value) for value in seconds.values()):
+        raise ValueError("an op takes less than 0 or endless seconds")
+    if strangers := {processor for _, processor in seconds} - set(machine.processor_named):
+        raise ValueError(f"no processor named {min(strangers)!r}")
+    if {op for op, _ in seconds} != set(range(len(graph.ops))):
+        raise ValueError("op_seconds does not name exactly the ops of the graph")
+    return Problem(graph, machine, Costs(seconds), bool(data["cyclic"]))
 
 
 _STEP_TYPES: dict[str, type[Compute] | type[Copy] | type[Free]] = {"compute": Compute, "copy": Copy, "free": Free}
@@ -215,7 +265,8 @@ def _schedule_in(data: Json) -> Schedule:
 
 def _step_in(item: Json) -> Step:
     item = dict(item)
-    return _STEP_TYPES[item.pop("do")](**item)
+    step: Step = _build(_STEP_TYPES[item.pop("do")], item)
+    return step
 
 
 def _timeline_out(timeline: Timeline) -> Json:
