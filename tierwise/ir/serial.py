@@ -37,24 +37,23 @@ Document = Graph | Machine | Problem | Schedule | Timeline
 
 def save(document: Document, path: str | Path, *, graph: Graph | None = None) -> None:
     """Write a document; `graph` stamps a schedule or timeline with the graph it is for. Names ending in .gz are compressed."""
-    text = dumps(document, graph=graph)
-    data = text.encode()
-    target = Path(path)
-    # Whole or not at all: a full disk leaves the old file as it was. A pipe or a device has nothing to replace.
-    scratch = target if target.exists() and not target.is_file() else target.with_name(target.name + ".part")
+    data = dumps(document, graph=graph).encode()
+    target, scratch = Path(path), None
     try:
-        scratch.write_bytes(gzip.compress(data, mtime=0) if target.suffix == ".gz" else data)
-        if scratch != target:
+        if target.suffix == ".gz":
+            data = gzip.compress(data, mtime=0)
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)  # a pipe or a device: there is nothing to replace
+        else:
+            scratch = target.with_name(target.name + ".part")  # whole or not at all: a full disk leaves the old file as it was
+            scratch.write_bytes(data)
             scratch.replace(target)
-    except OSError as error:
-        if scratch != target:
-            _remove(scratch)
-        raise BadFile(f"cannot write {path}: {error.strerror or error}; name a file in a folder that exists and has room") from None
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink()
+    except (OSError, ValueError) as error:
+        if scratch is not None:
+            with contextlib.suppress(OSError):
+                scratch.unlink()
+        why = getattr(error, "strerror", None) or error
+        raise BadFile(f"cannot write {path}: {why}; name a file in a folder that exists and has room") from None
 
 
 def load(path: str | Path, kind: type[Any] | tuple[type[Any], ...], *, graph: Graph | None = None) -> Any:
@@ -63,7 +62,7 @@ def load(path: str | Path, kind: type[Any] | tuple[type[Any], ...], *, graph: Gr
         data = Path(path).read_bytes()
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise BadFile(f"cannot read {path}: {getattr(error, 'strerror', None) or error}; name an existing file") from None
     try:
         return loads(data.decode(), kind, graph=graph)
