@@ -93,3 +93,127 @@ def chain(
         mutated = [weights[i], *states[i : i + 1]]
         b.op(f"step{i}", UPDATE, [weight_grads[i]], [], mutates=tuple(mutated), kind="update", seconds=seconds, cpu_seconds=cpu_update_seconds)
     return b.problem(on, cyclic=cyclic)
+
+
+def skip(*, on: Machine | None = None, cyclic: bool = True) -> Problem:
+    """A residual block: f0 -> a, f1(a) -> b, f2(a, b) -> c, and back. `a` has three forward uses and two backward ones."""
+    b = GraphBuilder()
+    x, w = b.storage("x", 10, Role.INPUT), b.storage("w", 4, Role.PARAM)
+    a, mid, c = (b.storage(name, 10, Role.ACTIVATION) for name in ("a", "b", "c"))
+    b.op("f0", FORWARD, [x, w], [a], kind="conv2d")
+    b.op("f1", FORWARD, [a], [mid], kind="relu", seconds=0.5)
+    b.op("f2", FORWARD, [a, mid], [c], kind="conv2d", seconds=2)
+    dc, db, da1, da, g = (b.storage(name, 10, Role.ACTIVATION) for name in ("dc", "db", "da1", "da", "gx"))
+    gw = b.storage("gw", 4, Role.GRAD)
+    b.op("loss", BACKWARD, [c], [dc], kind="loss")
+    b.op("b2", BACKWARD, [dc, a, mid], [da1, db], kind="conv2d_backward", seconds=3)
+    b.op("b1", BACKWARD, [db, mid], [g], kind="relu_backward")
+    b.op("add", BACKWARD, [da1, g], [da], kind="add")
+    b.op("b0", BACKWARD, [da, x], [gw], kind="conv2d_backward", seconds=2)
+    b.op("step", UPDATE, [gw], [], mutates=(w,), kind="update", cpu_seconds=2)
+    return b.problem(on, cyclic=cyclic)
+
+
+def shared_weight(*, on: Machine | None = None) -> Problem:
+    """One weight used by two layers; its two gradients are added up."""
+    b = GraphBuilder()
+    x, w, s = b.storage("x", 8, Role.INPUT), b.storage("w", 6, Role.PARAM), b.storage("s", 12, Role.OPTIMIZER_STATE)
+    a0, a1 = b.storage("a0", 8, Role.ACTIVATION), b.storage("a1", 8, Role.ACTIVATION)
+    b.op("f0", FORWARD, [x, w], [a0], kind="matmul")
+    b.op("f1", FORWARD, [a0, w], [a1], kind="matmul")
+    d1, d0 = b.storage("d1", 8, Role.ACTIVATION), b.storage("d0", 8, Role.ACTIVATION)
+    g1, g = b.storage("g1", 6, Role.GRAD), b.storage("g", 6, Role.GRAD)
+    b.op("loss", BACKWARD, [a1], [d1], kind="loss")
+    b.op("b1", BACKWARD, [d1, a0, w], [d0, g1], kind="matmul_backward")
+    b.op("b0", BACKWARD, [d0, x], [g], kind="matmul_backward")
+    b.op("add", BACKWARD, [g1], [], mutates=(g,), kind="add")
+    b.op("step", UPDATE, [g], [], mutates=(w, s), kind="update", cpu_seconds=3)
+    return b.problem(on)
+
+
+def one_op(*, on: Machine | None = None) -> Problem:
+    b = GraphBuilder()
+    x, y = b.storage("x", 5, Role.INPUT), b.storage("y", 5, Role.ACTIVATION)
+    b.op("only", FORWARD, [x], [y])
+    return b.problem(on)
+
+
+def one_large_storage(*, on: Machine | None = None) -> Problem:
+    """One activation is larger than everything else together: no budget below it can do."""
+    b = GraphBuilder()
+    x, small, large, d, g = (b.storage(n, z, r) for n, z, r in (("x", 5, Role.INPUT), ("small", 5, Role.ACTIVATION), ("large", 500, Role.ACTIVATION),
+                                                               ("d", 5, Role.ACTIVATION), ("g", 5, Role.ACTIVATION)))  # fmt: skip
+    b.op("f0", FORWARD, [x], [small], kind="conv2d")
+    b.op("f1", FORWARD, [small], [large], kind="conv2d", workspace_bytes=20)
+    b.op("loss", BACKWARD, [large], [d], kind="loss")
+    b.op("b1", BACKWARD, [d, small, large], [g], kind="conv2d_backward")
+    return b.problem(on)
+
+
+def zero_activations(*, on: Machine | None = None) -> Problem:
+    """Only a weight and its update: nothing waits for backward."""
+    b = GraphBuilder()
+    w, s, g = b.storage("w", 10, Role.PARAM), b.storage("s", 20, Role.OPTIMIZER_STATE), b.storage("g", 10, Role.GRAD)
+    b.op("grad", BACKWARD, [w], [g])
+    b.op("step", UPDATE, [g], [], mutates=(w, s), kind="update", cpu_seconds=2)
+    return b.problem(on)
+
+
+def masters(*, on: Machine | None = None) -> Problem:
+    """fp32 masters: the update reads the gradient, changes master and state, and overwrites the parameter without reading it."""
+    b = GraphBuilder()
+    x = b.storage("x", 10, Role.INPUT)
+    acts, layers = [x], []
+    for i in range(3):
+        w = b.storage(f"w{i}", 4, Role.PARAM)
+        layers.append((w, b.storage(f"m{i}", 8, Role.OPTIMIZER_STATE), b.storage(f"s{i}", 16, Role.OPTIMIZER_STATE)))
+        acts.append(b.storage(f"a{i}", 10, Role.ACTIVATION))
+        b.op(f"fwd{i}", FORWARD, [acts[i], w], [acts[-1]], kind="matmul")
+    d = b.storage("d2", 10, Role.ACTIVATION)
+    b.op("loss", BACKWARD, [acts[-1]], [d], kind="loss")
+    grads = {}
+    for i in (2, 1, 0):
+        grads[i] = b.storage(f"g{i}", 4, Role.GRAD)
+        writes = [grads[i]]
+        if i:
+            writes.append(b.storage(f"d{i - 1}", 10, Role.ACTIVATION))
+        b.op(f"bwd{i}", BACKWARD, [d, acts[i], layers[i][0]], writes, kind="matmul_backward")
+        d = writes[-1]
+    for i, (w, m, s) in enumerate(layers):
+        b.op(f"step{i}", UPDATE, [grads[i]], [w], mutates=(m, s), kind="update", cpu_seconds=1.5)
+    return b.problem(on)
+
+
+def awkward(*, on: Machine | None = None) -> Problem:
+    """An in-place op, an op with two outputs, one that cannot be replayed, and a buffer that forward changes."""
+    b = GraphBuilder()
+    x, stats = b.storage("x", 10, Role.INPUT), b.storage("stats", 2, Role.BUFFER)
+    a, r, mean, drop, mask, c = (
+        b.storage(n, z, Role.ACTIVATION) for n, z in (("a", 10), ("r", 10), ("mean", 2), ("drop", 10), ("mask", 3), ("c", 10))
+    )
+    b.op("conv", FORWARD, [x], [a], kind="conv2d")
+    b.op("relu_", FORWARD, [a], [r], kind="relu", in_place=((a, r),))
+    b.op("norm", FORWARD, [r], [mean], mutates=(stats,), kind="batch_norm")
+    b.op("dropout", FORWARD, [r], [drop, mask], kind="dropout", replayable=False)
+    b.op("out", FORWARD, [drop], [c], kind="conv2d")
+    dc, dd, dr, dx = (b.storage(n, 10, Role.ACTIVATION) for n in ("dc", "dd", "dr", "dx"))
+    b.op("loss", BACKWARD, [c], [dc], kind="loss")
+    b.op("out'", BACKWARD, [dc, drop], [dd], kind="conv2d_backward")
+    b.op("dropout'", BACKWARD, [dd, mask], [dr], kind="dropout_backward")
+    b.op("conv'", BACKWARD, [dr, r, mean, x], [dx], kind="conv2d_backward")
+    return b.problem(on)
+
+
+ODD_PROBLEMS = {
+    "chain": lambda on=None: chain(6, on=on),
+    "chain with weights": lambda on=None: chain(4, weight_bytes=5, state_bytes=10, cpu_update_seconds=2, on=on),
+    "dense chain": lambda on=None: chain(5, weight_bytes=3, kinds=("matmul", "relu"), on=on),
+    "skip": lambda on=None: skip(on=on),
+    "shared weight": lambda on=None: shared_weight(on=on),
+    "one op": lambda on=None: one_op(on=on),
+    "one large storage": lambda on=None: one_large_storage(on=on),
+    "zero activations": lambda on=None: zero_activations(on=on),
+    "masters": lambda on=None: masters(on=on),
+    "awkward": lambda on=None: awkward(on=on),
+    "cold chain": lambda on=None: chain(4, weight_bytes=5, state_bytes=10, cpu_update_seconds=2, on=on, cyclic=False),
+}

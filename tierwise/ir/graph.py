@@ -117,6 +117,23 @@ class Graph:
                 written[storage] += 1
         return tuple(found)
 
+    @cached_property
+    def recomputable(self) -> frozenset[int]:
+        """Storages that running ops again can give back, as long as no update has run: each has one writer, which can be replayed, and what
+        that op read is still as it was or can be had again. Inputs and what cannot be replayed must then be kept for as long as needed."""
+        found: set[int] = set()
+        for op in self.ops:
+            if op.replayable and not op.mutates and all(self._can_be_read_again(read, op.id, found) for read in op.reads):
+                found.update(s for s in op.writes if len(self.writers[s]) == 1 and not self.storages[s].lasting)
+        return frozenset(found)
+
+    def _can_be_read_again(self, storage: int, reader: int, recomputable: set[int]) -> bool:
+        if self.storages[storage].lasting:
+            return all(self.ops[writer].phase is Phase.UPDATE for writer in self.writers[storage])
+        if any(writer > reader for writer in self.writers[storage]):
+            return False
+        return storage not in self.consumed_by or storage in recomputable
+
     def producer(self, storage: int) -> int | None:
         """The op that first makes the storage; None for what is there when the step begins."""
         writers = self.writers[storage]

@@ -307,6 +307,9 @@ class _Game:
                     self._refuse(f"{self._name(storage.id)} is not home in {tier} at the end")
                 if held != current:
                     self._refuse(f"{self._name(storage.id)} is home in {tier} at the end, but out of date")
+            begins, ends = self.schedule.addresses.get((AT_START, storage.id)), self.address.get((storage.id, 0))
+            if begins is not None and ends != begins and self.problem.cyclic:
+                self._refuse(f"{self._name(storage.id)} is at address {ends} in {self.device_tier} at the end, not at {begins} where the step begins")
             for tier in self.machine.tier_named:
                 if tier not in self.schedule.home[storage.id] and (storage.id, 0, tier) in self.present:
                     self._refuse(f"{self._name(storage.id)} is still in {tier} at the end, away from home")

@@ -43,7 +43,8 @@ def _offload(problem: Problem, mode: str, tier: str) -> Schedule:
     leaves_at: dict[int, int] = {}
     for storage, layer, needed in saved_for_backward(graph):
         wanted = mode == "all" or (mode == "conv" and is_conv(graph.ops[layer]))
-        if wanted and layer < last_feature and needed > layer + 1:
+        is_input = layer in graph.readers[storage]  # a layer's mask or statistics are not feature maps
+        if wanted and is_input and layer < last_feature and needed > layer + 1:
             leaves_at[storage] = layer
             needed_first.setdefault(needed, []).append(storage)
     fetch_at = _prefetch(graph, needed_first)

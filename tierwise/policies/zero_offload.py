@@ -34,7 +34,7 @@ def plan(problem: Problem, *, tier: str = "dram", processor: str = "cpu") -> Sch
     steps: list[Step] = [*first]
     for op in on_device:
         steps.append(Compute(op.id, problem.machine.device.name))
-        for storage in dict.fromkeys(op.reads + op.writes):
+        for storage in dict.fromkeys(op.reads + op.writes + op.mutates):
             found = graph.storages[storage]
             if found.lasting or storage in graph.consumed_by or _last_use(graph.uses[storage], moved) != op.id:
                 continue

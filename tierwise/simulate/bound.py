@@ -12,7 +12,7 @@ memory  When the first op that depends on the whole forward pass runs, only `bud
 
 from __future__ import annotations
 
-from ..ir import Graph, Phase, Problem
+from ..ir import Graph, Machine, Phase, Problem
 
 
 def lower_bound_seconds(problem: Problem) -> float:
@@ -136,9 +136,7 @@ def _memory_seconds(problem: Problem) -> float:
     if excess <= 0:
         return 0.0
     work = sum(seconds[op, device] for op in on_device_only)
-    rate = sum(link.bytes_per_second for link in machine.links if link.dst == machine.device.tier)
-    if not rate:
-        rate = 1e-30  # nothing comes back over a link
+    rate = _rate_into(machine, machine.device.tier) or 1e-30  # no link: nothing comes back over one
     # T >= work + recompute(y) and T >= (excess - y) / rate, with y bytes recomputed, cheapest first: T is least where the two meet.
     recompute, moved = 0.0, excess
     for per_byte, nbytes in sorted(again):
@@ -148,6 +146,16 @@ def _memory_seconds(problem: Problem) -> float:
         if take < nbytes:
             break
     return max(work + recompute, moved / rate)
+
+
+def _rate_into(machine: Machine, tier: str) -> float:
+    """The most bytes a second that can arrive over all links together; one lane that all of them share caps them."""
+    links = [link for link in machine.links if link.dst == tier]
+    if not links:
+        return 0.0
+    shared = set.intersection(*(set(link.lanes) for link in links))
+    caps = [max(link.lanes[lane] for link in links) for lane in shared]
+    return min([sum(link.bytes_per_second for link in links), *caps])
 
 
 def _ancestors(after: list[list[int]], op: int) -> set[int]:

@@ -46,4 +46,6 @@ def _curve(when: np.ndarray, nbytes: np.ndarray, start: float, end: float) -> Cu
     first = int(np.searchsorted(when, start, side="right"))
     past = int(np.searchsorted(when, end, side="right"))
     opening = int(level[first - 1]) if first else 0
-    return Curve((0.0, *(when[first:past] - start).tolist()), (opening, *level[first:past].tolist()))
+    when, level = when[first:past], level[first:past]
+    changed = np.append([opening], level[:-1]) != level if len(level) else np.zeros(0, dtype=bool)
+    return Curve((0.0, *(when[changed] - start).tolist()), (opening, *level[changed].tolist()))

@@ -13,6 +13,7 @@ Clock is the same thing one step at a time, for policies that decide as they go 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import InvalidSchedule
@@ -65,7 +66,7 @@ class Clock:
         self._charged = machine.enclosing
         self._links = machine.link_between
         self._issuer = {(link.src, link.dst): machine.issuer(link.src, link.dst) for link in machine.links}
-        self._addresses = schedule.addresses
+        self._addresses = dict(schedule.addresses)
         self._home = schedule.home
         self._inputs = [s.id for s in graph.storages if s.role is Role.INPUT]
         self.lanes: dict[str, float] = {p.name: 0.0 for p in machine.processors}
@@ -133,10 +134,12 @@ class Clock:
 
     # -- steps --------------------------------------------------------------------------------------------------------------------
 
-    def advance(self, step: Step) -> float:
-        """Play one step; returns when it ends."""
+    def advance(self, step: Step, addresses: Mapping[int, int] | None = None) -> float:
+        """Play one step; returns when it ends. `addresses`: where it puts what it makes, by storage, for policies that place as they go."""
         index = self.step
         self.step = index + 1
+        if addresses:
+            self._addresses.update(((index, storage), offset) for storage, offset in addresses.items())
         if step.iteration and self.period == 0:
             self.skipped = True
             return 0.0

@@ -1,0 +1,98 @@
+"""The court: every policy, found by its file, on every odd problem and on graphs nobody made by hand.
+
+Legal (plan() runs the judge; the interpreter agrees on values), deterministic, within the budget or refused with a budget that works, and
+never faster than the bound.
+"""
+
+from __future__ import annotations
+
+import pytest
+from graphs import training_steps
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from interpreter import run_program, run_schedule
+from problems import ODD_PROBLEMS, machine
+
+from tierwise import policies
+from tierwise.errors import InfeasibleBudget
+from tierwise.ir import check_graph, peak_bytes
+from tierwise.ir.serial import dumps, loads
+from tierwise.policies import keep_all, plan
+from tierwise.simulate import lower_bound_seconds, simulate
+
+BUDGET_SHARES = (1.0, 0.8, 0.6, 0.45)
+GRAPHS_PER_POLICY = 12
+
+
+def in_court(problem, name: str):
+    """Plan, and hold the plan against everything every plan must satisfy. Returns the schedule, or the refusal."""
+    try:
+        schedule = plan(problem, name)
+    except InfeasibleBudget as refusal:
+        assert plan_again_fails_the_same_way(problem, name, refusal)
+        return refusal
+    assert schedule == plan(problem, name), "not deterministic"
+    assert run_schedule(problem, schedule, 3 if problem.cyclic else 1) == run_program(problem.graph, 3 if problem.cyclic else 1)
+    timeline = simulate(problem, schedule)
+    assert timeline.seconds >= lower_bound_seconds(problem) * (1 - 1e-9)
+    in_list_order = peak_bytes(problem, schedule)
+    for tier in problem.machine.tiers:
+        # In time a tier may hold more than in list order, where it has room: bytes on their way out are held until they are gone.
+        assert max(timeline.peak_bytes[tier.name], in_list_order[tier.name]) <= tier.capacity_bytes
+    return schedule
+
+
+def plan_again_fails_the_same_way(problem, name: str, refusal: InfeasibleBudget) -> bool:
+    with pytest.raises(InfeasibleBudget) as again:
+        plan(problem, name)
+    return str(again.value) == str(refusal)
+
+
+@pytest.mark.parametrize("which", ODD_PROBLEMS)
+@pytest.mark.parametrize("name", policies.names())
+def test_policy_on_odd_graphs(name, which):
+    problem = ODD_PROBLEMS[which]()
+    check_graph(problem.graph)
+    whole = peak_bytes(problem, keep_all.plan(problem))["hbm"]
+    for share in BUDGET_SHARES:
+        outcome = in_court(problem.with_budget(int(whole * share)), name)
+        if isinstance(outcome, InfeasibleBudget) and outcome.least_bytes is not None:
+            assert outcome.least_bytes > int(whole * share)
+            plan(problem.with_budget(outcome.least_bytes), name)  # the budget it names works
+
+
+@pytest.mark.parametrize("name", policies.names())
+def test_policy_with_ample_memory(name):
+    """With room for everything no policy may fail; what it does with the room is its own affair."""
+    for make in ODD_PROBLEMS.values():
+        assert not isinstance(in_court(make(machine(hbm=100_000)), name), InfeasibleBudget)
+
+
+@pytest.mark.parametrize("name", policies.names())
+@settings(max_examples=GRAPHS_PER_POLICY, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(problem=training_steps(), share=st.sampled_from((1.0, 0.7, 0.5)))
+def test_policy_on_made_graphs(name, problem, share):
+    whole = peak_bytes(problem, keep_all.plan(problem))["hbm"]
+    in_court(problem.with_budget(max(1, int(whole * share))), name)
+
+
+@pytest.mark.parametrize("name", policies.names())
+def test_a_plan_survives_the_way_through_a_file(name):
+    problem = ODD_PROBLEMS["chain with weights"]()
+    schedule = plan(problem, name)
+    assert loads(dumps(schedule, graph=problem.graph), type(schedule), graph=problem.graph) == schedule
+
+
+@pytest.mark.parametrize("name", policies.names())
+def test_card(name):
+    card = policies.card(name)
+    assert card.summary.endswith(".")
+    for part in (card.paper, card.idea, card.rule, card.differs, card.decides):
+        assert part, f"{name} does not say all of Paper, Idea, Rule, Differs and DECIDES"
+
+
+def test_a_storage_larger_than_the_budget_is_named_in_bytes():
+    problem = ODD_PROBLEMS["one large storage"]().with_budget(300)
+    with pytest.raises(InfeasibleBudget, match=r"budget 300 B is below 525 B, the smallest keep_all can do") as caught:
+        plan(problem, "keep_all")
+    assert caught.value.least_bytes == 525  # small, large and 20 of workspace
