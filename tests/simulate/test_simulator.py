@@ -140,14 +140,13 @@ def test_overwriting_waits_for_a_copy_that_still_reads():
     assert starts(timeline)[update + 1] == (8, 9)  # three ops, then five seconds of copy
 
 
-def test_an_update_runs_under_the_next_forward():
-    """Worked on paper: gpu 9 s of forward and backward; updates on the cpu 2 s each, in the order gradients arrive, from 1.5 s before the end."""
+def test_an_update_runs_under_the_backward_before_and_the_next_forward():
+    """Worked on paper: gradients leave 0.5 s after their op, the cpu takes 2 s for each, the weight comes back in 0.5 s; w0 is the last."""
     problem = chain(4, weight_bytes=5, state_bytes=10, cpu_update_seconds=2)
-    timeline = simulate(problem, zero_offload.plan(problem))
+    timeline = simulate(problem, zero_offload.plan(problem, update="backward"))
+    assert [(s.start, s.end) for s in timeline.spans if s.lane == "gpu"][0] == (6, 7)
     cpu = [(s.start, s.end) for s in timeline.spans if s.lane == "cpu"]
-    assert cpu == [(-2.5, -0.5), (-0.5, 1.5), (1.5, 3.5), (3.5, 5.5)]
-    gpu = [(s.start, s.end) for s in timeline.spans if s.lane == "gpu"]
-    assert gpu[0] == (6, 7)  # w0 comes back last, half a second after its update
+    assert cpu == [(12.5, 14.5), (14.5, 16.5), (16.5, 18.5), (18.5, 20.5)]  # past the end of the period: under the next one
     assert timeline.seconds == 15
 
 

@@ -1,0 +1,45 @@
+from problems import chain
+
+from tierwise.ir import Compute
+from tierwise.policies import plan
+from tierwise.simulate import simulate
+
+
+def recomputed(problem, schedule) -> list[str]:
+    seen: set[int] = set()
+    again = []
+    for step in schedule.steps:
+        if isinstance(step, Compute):
+            if step.op in seen:
+                again.append(problem.graph.ops[step.op].name)
+            seen.add(step.op)
+    return again
+
+
+def test_recomputes_every_second_activation():
+    problem = chain(length=4, activation_bytes=10, weight_bytes=0)
+    schedule = plan(problem, "chen", segments="sqrt")
+    assert recomputed(problem, schedule) == ["fwd2", "fwd0"]  # a1 and a3 were kept
+    assert simulate(problem, schedule).peak_bytes["hbm"] == 50  # batch, a1, a2 and two gradients
+
+
+def test_nine_layers_in_three_segments():
+    # Kept: batch, a2, a5 (a8 goes straight into the loss). Backward of the middle segment holds batch, a2, a3, a4 and two gradients.
+    problem = chain(9)
+    schedule = plan(problem, "chen", segments="sqrt")
+    assert recomputed(problem, schedule) == ["fwd6", "fwd7", "fwd3", "fwd4", "fwd0", "fwd1"]
+    assert simulate(problem, schedule).seconds == 19 + 6
+    assert simulate(problem, schedule).peak_bytes["hbm"] == 70  # batch, a2, a5, a6, a7, d8 and d7
+
+
+def test_the_search_finds_no_worse_a_peak_than_sqrt():
+    for length in (4, 9, 16, 30):
+        problem = chain(length)
+        searched = simulate(problem, plan(problem, "chen")).peak_bytes["hbm"]
+        assert searched <= simulate(problem, plan(problem, "chen", segments="sqrt")).peak_bytes["hbm"]
+
+
+def test_memory_grows_with_the_root_of_the_depth():
+    peaks = {n: simulate(p := chain(n), plan(p, "chen")).peak_bytes["hbm"] for n in (16, 64, 256)}
+    assert peaks[64] <= 2 * peaks[16] + 20 and peaks[256] <= 2 * peaks[64] + 20
+    assert peaks[256] < 0.2 * simulate(p := chain(256), plan(p, "keep_all")).peak_bytes["hbm"]
