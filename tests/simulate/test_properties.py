@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 
 from graphs import training_steps
 from hypothesis import HealthCheck, assume, given, settings
@@ -58,7 +59,7 @@ def test_time_respects_memory_lanes_and_data(planned):
     for span in timeline.spans:
         by_lane.setdefault(span.lane, []).append((span.start, span.end))
     for spans in by_lane.values():
-        assert all(before[1] <= after[0] + 1e-9 for before, after in zip(spans, spans[1:], strict=False)), "a lane does two things at once"
+        assert all(before[1] <= after[0] + 1e-9 for before, after in pairwise(spans)), "a lane does two things at once"
     if not problem.cyclic:
         check_data_flow(problem, schedule, timeline)
 

@@ -144,7 +144,7 @@ def test_an_update_runs_under_the_backward_before_and_the_next_forward():
     """Worked on paper: gradients leave 0.5 s after their op, the cpu takes 2 s for each, the weight comes back in 0.5 s; w0 is the last."""
     problem = chain(4, weight_bytes=5, state_bytes=10, cpu_update_seconds=2)
     timeline = simulate(problem, zero_offload.plan(problem, update="backward"))
-    assert [(s.start, s.end) for s in timeline.spans if s.lane == "gpu"][0] == (6, 7)
+    assert next((s.start, s.end) for s in timeline.spans if s.lane == "gpu") == (6, 7)
     cpu = [(s.start, s.end) for s in timeline.spans if s.lane == "cpu"]
     assert cpu == [(12.5, 14.5), (14.5, 16.5), (16.5, 18.5), (18.5, 20.5)]  # past the end of the period: under the next one
     assert timeline.seconds == 15
