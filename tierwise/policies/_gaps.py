@@ -7,7 +7,7 @@ and back) or drops it (frees it and computes it again). `build` walks the ops in
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -51,6 +51,9 @@ class Drop:
     free_at: int
 
 
+Keeps = Callable[[int, int, int], bool]  # (storage, op it came back for, op that uses it next) -> whether it stays until then
+
+
 def gaps(problem: Problem) -> list[Gap]:
     """Every gap at least one op long, by storage; storages without bytes have none."""
     graph, found = problem.graph, []
@@ -76,13 +79,8 @@ def gap_seconds(problem: Problem, gap: Gap) -> float:
 
 
 def can_recompute(problem: Problem, storage: int) -> bool:
-    """Whether running one op again gives the storage back: it has one writer, which can be replayed."""
-    graph = problem.graph
-    producer = graph.producer(storage)
-    if producer is None or graph.storages[storage].lasting or len(graph.writers[storage]) != 1:
-        return False
-    op = graph.ops[producer]
-    return op.replayable and not op.mutates
+    """Whether the storage can be dropped before the update and had again by running ops."""
+    return storage in problem.graph.recomputable
 
 
 def build(
@@ -90,22 +88,41 @@ def build(
     swaps: Iterable[Swap] = (),
     drops: Iterable[Drop] = (),
     *,
-    keep_recomputed: bool = True,
+    keep_recomputed: bool | Keeps = True,
     home: Mapping[int, tuple[str, ...]] | None = None,
 ) -> Schedule:
     """The schedule of these choices, everything else kept from its first use to its last.
 
-    keep_recomputed: what is recomputed on the way to something else stays if the program still needs it (Chen's and SuperNeurons'
-    speed-centric segments); otherwise it goes at once and is computed again (memory-centric).
+    keep_recomputed: what comes back on the way to something else stays if the program still needs it (Chen's and SuperNeurons'
+    speed-centric segments); otherwise it goes at once and is brought back again (memory-centric). A function decides one by one.
+
+    An input, or the output of an op that cannot run again, outlives its last use if something dropped is made from it later.
     """
-    return _Builder(problem, tuple(swaps), tuple(drops), keep_recomputed, home or {}).run()
+    if callable(keep_recomputed):
+        keeps = keep_recomputed
+    else:
+        keep = keep_recomputed
+        keeps = lambda storage, reader, next_use: keep  # noqa: E731
+    builder = _Builder(problem, tuple(swaps), tuple(drops), keeps, home or {}, {})
+    schedule = builder.run()
+    if builder.needed_until:  # only now known: what had died is kept this time
+        schedule = _Builder(problem, tuple(swaps), tuple(drops), keeps, home or {}, builder.needed_until).run()
+    return schedule
 
 
 class _Builder:
-    def __init__(self, problem: Problem, swaps: tuple[Swap, ...], drops: tuple[Drop, ...], keep: bool, home: Mapping[int, tuple[str, ...]]) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        swaps: tuple[Swap, ...],
+        drops: tuple[Drop, ...],
+        keeps: Keeps,
+        home: Mapping[int, tuple[str, ...]],
+        outlives: Mapping[int, int],
+    ) -> None:
         self.problem, self.graph = problem, problem.graph
         self.device, self.on = problem.device_tier, problem.machine.device.name
-        self.keep_recomputed = keep
+        self.keeps = keeps
         self.steps: list[Step] = []
         self.home = {
             s.id: home.get(s.id, (self.device,)) for s in self.graph.storages if s.lasting or s.role is Role.INPUT
@@ -115,29 +132,41 @@ class _Builder:
         for drop in drops:
             self.drop_at.setdefault(drop.free_at, []).append(drop)
         self.joins_at: dict[int, list[Free]] = {}
+        self.away = self._away_spans(swaps, drops)
         # The tiers that hold the current content of each storage, the device among them when it is here.
         self.holders: dict[int, set[str]] = {s: set(tiers) for s, tiers in self.home.items() if self.graph.is_there_at_start(s)}
+        self.outlives = outlives
+        self.needed_until: dict[int, int] = {}  # what died before the op that needs it, though it cannot be made again
         self.dies_at: dict[int, list[int]] = {}
         for storage in self.graph.storages:
             uses = self.graph.uses[storage.id]
             if not storage.lasting and storage.id not in self.graph.consumed_by:
-                self.dies_at.setdefault(uses[-1] + 1 if uses else 0, []).append(storage.id)
+                last = outlives.get(storage.id, uses[-1] if uses else -1)
+                self.dies_at.setdefault(last + 1, []).append(storage.id)
+
+    def _away_spans(self, swaps: tuple[Swap, ...], drops: tuple[Drop, ...]) -> dict[int, list[tuple[int, int]]]:
+        """For each storage, when it is meant not to be on the device: before which op it leaves, before which it is back."""
+        count, found = len(self.graph.ops), dict[int, list[tuple[int, int]]]()
+        for drop in drops:
+            uses = self.graph.uses[drop.storage]
+            next_use = bisect_left(uses, drop.free_at)
+            found.setdefault(drop.storage, []).append((drop.free_at, uses[next_use] if next_use < len(uses) else count))
+        for swap in swaps:
+            spans = [(swap.free_at, count), (0, swap.in_at)] if swap.wraps else [(swap.free_at, swap.in_at)]
+            found.setdefault(swap.storage, []).extend(spans)
+        return found
 
     def run(self) -> Schedule:
         for op in self.graph.ops:
             self._between_ops(op.id)
-            for storage in dict.fromkeys(op.reads + op.mutates):
-                self._make_present(storage, op)
+            self._make_present(op)
             self._compute(op)
         self._between_ops(len(self.graph.ops))
         return Schedule(tuple(self.steps), self.home)
 
     def _between_ops(self, at: int) -> None:
         """Everything due just before op `at`: give bytes back first, then fetch."""
-        for free in self.joins_at.pop(at, ()):
-            if free.tier in self.holders.get(free.storage, ()):
-                self.steps.append(free)
-                self.holders[free.storage].discard(free.tier)
+        self.steps.extend(self.joins_at.get(at, ()))
         for storage in self.dies_at.get(at, ()):
             for tier in sorted(self.holders.pop(storage, ())):
                 self.steps.append(Free(storage, tier))
@@ -154,22 +183,27 @@ class _Builder:
         for swap in self.in_at.get(at, ()):
             holders = self.holders.get(swap.storage, set())
             if holders and self.device not in holders:
-                self._fetch(swap.storage, join_at=at + 1 if swap.join else None)
+                self._fetch(swap.storage)
+                self._leave_elsewhere(swap.storage, join_at=at + 1 if swap.join else None)
 
     def _leave(self, storage: int, *, join: bool = False) -> None:
         if self.device in self.holders.get(storage, ()):
             self.holders[storage].discard(self.device)
             self.steps.append(Free(storage, self.device, join))
 
-    def _fetch(self, storage: int, *, join_at: int | None = None) -> None:
+    def _fetch(self, storage: int) -> None:
         holders = self.holders[storage]
-        tier = min(holders, key=lambda t: self.problem.machine.copy_seconds(self.graph.storages[storage].nbytes, t, self.device))
+        tier = min(sorted(holders), key=lambda t: self.problem.machine.copy_seconds(self.graph.storages[storage].nbytes, t, self.device))
         self.steps.append(Copy(storage, tier, self.device))
         holders.add(self.device)
+
+    def _leave_elsewhere(self, storage: int, *, join_at: int | None = None) -> None:
+        """What is back on the device stays nowhere else, but for its home."""
+        holders = self.holders[storage]
         for other in sorted(holders - {self.device} - set(self.home.get(storage, ()))):
+            holders.discard(other)
             if join_at is None:
                 self.steps.append(Free(storage, other))
-                holders.discard(other)
             else:
                 self.joins_at.setdefault(join_at, []).append(Free(storage, other, join=True))
 
@@ -181,67 +215,77 @@ class _Builder:
         for old, _ in op.in_place:
             self.holders.pop(old, None)
 
-    def _make_present(self, wanted: int, reader: Op) -> None:
-        """Bring a storage to the device: fetch it, or run its op again, and first whatever that op needs."""
-        if self.device in self.holders.get(wanted, ()):
-            return
-        pending: list[int] = [wanted]
-        locked: dict[int, int] = {}  # how many ops still to be run again need it
-        opened: set[int] = set()
-        while pending:
-            storage = pending[-1]
-            holders = self.holders.get(storage, set())
-            if self.device in holders:
-                pending.pop()
-                continue
-            if holders:
-                self._fetch(storage)
-                pending.pop()
-                continue
-            if not can_recompute(self.problem, storage):
-                name = self.graph.storages[storage].name
-                raise InvalidSchedule(len(self.steps), f"{reader.name} needs {name}, which was dropped and cannot be computed again")
-            op = self.graph.ops[self.graph.producer(storage) or 0]
-            if op.id not in opened:
-                opened.add(op.id)
-                for read in op.reads:
-                    locked[read] = locked.get(read, 0) + 1
-            missing = [read for read in op.reads if self.device not in self.holders.get(read, ())]
-            if missing:
-                pending.extend(missing)
-                continue
-            there = {made for made in op.writes if self.device in self.holders.get(made, ())}
-            elsewhere = {made: self.holders[made] for made in op.writes if self.holders.get(made)}
+    # -- bringing things back -----------------------------------------------------------------------------------------------------
+
+    def _make_present(self, reader: Op) -> None:
+        """Bring what an op needs to the device: fetch it, or run its op again, and first whatever that op needs, each op once."""
+        again = self._ops_to_run_again(reader)
+        still_needed: dict[int, int] = {}  # by how many of these ops, the reader among them
+        for op in (*again, reader):
+            for storage in dict.fromkeys(op.reads + op.mutates):
+                still_needed[storage] = still_needed.get(storage, 0) + 1
+        back: set[int] = set()  # what was not here before
+        for op in again:
+            back |= self._fetch_missing(op) | {made for made in op.writes if self.device not in self.holders.get(made, ())}
+            elsewhere = {made: self.holders[made] - {self.device} for made in op.writes if made in self.holders}
             self._compute(op)
             for made, tiers in elsewhere.items():
                 self.holders[made] |= tiers
-            opened.discard(op.id)
-            pending.pop()
-            for read in op.reads:
-                locked[read] -= 1
-            for made in op.writes:
-                if made != storage and made not in there and made not in pending and not self._wanted(made, reader, locked):
-                    self._leave(made)
-            for read in op.reads:
-                if not self._wanted(read, reader, locked) and not self.graph.storages[read].lasting:
-                    self._leave(read)
+            for read in dict.fromkeys(op.reads):
+                still_needed[read] -= 1
+            for storage in dict.fromkeys(op.reads + op.writes):
+                if storage in back and storage in self.holders and not still_needed.get(storage):
+                    self._stay_or_leave(storage, reader)
+        back |= self._fetch_missing(reader)
+        for storage in dict.fromkeys(reader.reads + reader.mutates):
+            if storage in back:
+                self._leave_elsewhere(storage)
 
-    def _wanted(self, storage: int, reader: Op, locked: Mapping[int, int]) -> bool:
-        """Whether a storage that is here should stay now that a recomputation is done with it."""
-        if locked.get(storage) or storage in reader.reads or storage in reader.mutates:
-            return True
+    def _ops_to_run_again(self, reader: Op) -> list[Op]:
+        """In program order, so that what several of them need is made once and an in-place op runs after all who read its input."""
+        found: set[int] = set()
+        pending = [s for s in dict.fromkeys(reader.reads + reader.mutates) if not self.holders.get(s)]
+        while pending:
+            storage = pending.pop()
+            if not can_recompute(self.problem, storage):
+                self._outlive(storage, reader)
+            elif not self.holders.get(storage):
+                producer = self.graph.producer(storage)
+                if producer is not None and producer not in found:
+                    found.add(producer)
+                    pending.extend(self.graph.ops[producer].reads)
+        return [self.graph.ops[op] for op in sorted(found)]
+
+    def _outlive(self, storage: int, reader: Op) -> None:
+        """Note that a storage may not die before this op, and go on as if it had not; what was dropped on purpose is an error."""
+        dies = not self.graph.storages[storage].lasting and self.graph.uses[storage][-1] < reader.id and storage not in self.graph.consumed_by
+        if dies:
+            self.needed_until[storage] = reader.id
+        if not self.holders.get(storage):
+            if not dies or storage in self.outlives:
+                name = self.graph.storages[storage].name
+                raise InvalidSchedule(len(self.steps), f"{reader.name} needs {name}, which was dropped and cannot be computed again")
+            self.holders[storage] = {self.device}
+
+    def _fetch_missing(self, op: Op) -> set[int]:
+        missing = {storage for storage in op.reads + op.mutates if self.device not in self.holders[storage]}
+        for storage in sorted(missing):
+            self._fetch(storage)
+        return missing
+
+    def _stay_or_leave(self, storage: int, reader: Op) -> None:
+        """What came back on the way to the reader goes again, unless someone is waiting for it."""
         uses = self.graph.uses[storage]
         next_use = bisect_left(uses, reader.id)
         if next_use == len(uses):
-            return False
-        was_dropped = can_recompute(self.problem, storage) and self._dropped_until(storage, uses[next_use])
-        return self.keep_recomputed or not was_dropped
-
-    def _dropped_until(self, storage: int, use: int) -> bool:
-        """Whether the storage's idle time that ends at `use` was chosen to be dropped."""
-        uses = self.graph.uses[storage]
-        before = uses[bisect_left(uses, use) - 1] if bisect_left(uses, use) else -1
-        return any(drop.storage == storage for drop in self.drop_at.get(before + 1, ()))
+            stays = False
+        else:
+            away = any(leaves <= reader.id < back for leaves, back in self.away.get(storage, ()))
+            stays = not away or self.keeps(storage, reader.id, uses[next_use])
+        if stays:
+            self._leave_elsewhere(storage)
+        else:
+            self._leave(storage)
 
 
 def _by(swaps: tuple[Swap, ...], when: str) -> dict[int, list[Swap]]:
