@@ -22,12 +22,19 @@ def parse_bytes(text: str | int | float, *, of: int | None = None) -> int:
     """
     if isinstance(text, bool):
         raise BadInput(f"{text!r} is not a number of bytes; write it like '24GiB'")
+    try:
+        return _parsed(text, of)
+    except OverflowError:
+        raise BadInput(f"{str(text)[:20]!r}... is more bytes than there are; write it like '24GiB'") from None
+
+
+def _parsed(text: str | int | float, of: int | None) -> int:
     if isinstance(text, (int, float)) or re.fullmatch(r"\s*[0-9]*\.?[0-9]+\s*", str(text)):
         number = float(text)
         if isinstance(text, int) or (number > 1 and number == int(number)):
-            return _positive(int(number), text)
+            return _positive(int(text), text) if isinstance(text, int) else _positive(int(number), text)
         if 0 < number <= 1 and of is not None:
-            return int(number * of)
+            return _positive(int(number * of), text)
         raise BadInput(f"{text!r} is not a number of bytes; write it like '24GiB' or '800MB'")
     match = _BYTES.match(str(text))
     if not match or match[2] not in _BYTE_UNITS:

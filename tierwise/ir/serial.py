@@ -50,7 +50,7 @@ def save(document: Document, path: str | Path, *, graph: Graph | None = None) ->
             scratch.replace(target)
     except (OSError, ValueError) as error:
         if scratch is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 scratch.unlink()
         why = getattr(error, "strerror", None) or error
         raise BadFile(f"cannot write {path}: {why}; name a file in a folder that exists and has room") from None

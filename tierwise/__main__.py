@@ -1,0 +1,7 @@
+"""`python -m tierwise` is `tierwise`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

@@ -1,0 +1,108 @@
+"""tierwise plan: one schedule of one policy, predicted and explained."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ._inputs import JsonOption, MachineOption, StepArgument
+
+if TYPE_CHECKING:
+    from ..ir import Problem, Schedule
+    from ._terminal import Line
+
+
+def plan(
+    step: StepArgument,
+    policy: Annotated[str, typer.Option("--policy", metavar="P", help="Which policy; `tierwise policies` lists them.", show_default=False)],
+    machine: MachineOption = None,
+    budget: Annotated[
+        str | None,
+        typer.Option("--budget", metavar="B", help="Device bytes, such as 24GiB or 0.5 of the card. Default: the card.", show_default=False),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("-O", "--option", metavar="KEY=VALUE", help="An option of the policy; `tierwise policies NAME` lists them.", show_default=False),
+    ] = None,
+    out: Annotated[str | None, typer.Option("-o", "--out", metavar="FILE", help="Write the schedule to a file.", show_default=False)] = None,
+    show: Annotated[bool, typer.Option("--show", help="Print the schedule, one step a line.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Plan one step with one policy within a budget."""
+    import dataclasses
+    from pathlib import Path
+
+    from .. import pipeline
+    from ..ir import serial, text
+    from ..simulate import lower_bound_seconds
+    from . import _inputs, _rows
+    from . import _terminal as terminal
+
+    options = _inputs.policy_options(policy, option)
+    problem = pipeline.make_problem(step, machine, budget)
+    with terminal.progress(1) as begin:
+        begin(policy)
+        answer = pipeline.answer(problem, policy, **options)
+        kept = pipeline.reference(problem).row
+        bound = lower_bound_seconds(problem)
+    rows = [pipeline.relate(row, kept.seconds or 0.0, bound) for row in ([kept] if policy != pipeline.REFERENCE else []) + [answer.row]]
+    if out is not None:
+        serial.save(answer.schedule, out, graph=problem.graph)
+    if as_json:
+        terminal.print_json({"budget_bytes": problem.budget_bytes, "bound_seconds": bound} | dataclasses.asdict(rows[-1]))
+    else:
+        terminal.print_table(_rows.COLUMNS, [_rows.line(row) for row in rows])
+        if explained := explain(problem, answer.schedule):
+            print()
+            terminal.print_table((terminal.Column("", right=False),), explained)
+        if show:
+            print()
+            for line in text.schedule_lines(problem.graph, answer.schedule):
+                print(line)
+    given = ["--machine", machine] if machine else []
+    given += ["--budget", budget] if budget else []
+    if out is not None:
+        terminal.say(f"Wrote {out}.")
+        return terminal.say_next("tierwise", "simulate", step, out, *given)
+    stem = Path(step).name.removesuffix(".gz").removesuffix(".json").removesuffix(".step")
+    extra = [word for assignment in option or () for word in ("-O", assignment)]
+    terminal.say_next("tierwise", "plan", step, *given, "--policy", policy, *extra, "-o", f"{stem}.{policy}.json")
+
+
+def explain(problem: Problem, schedule: Schedule) -> list[Line]:
+    """What the schedule does beyond keeping everything, in a few lines."""
+    from ..ir import Compute, Copy
+    from ..units import format_bytes
+    from ._terminal import Line
+
+    graph, device = problem.graph, problem.machine.device.name
+    seen: set[tuple[int, int]] = set()
+    again: Counter[str] = Counter()
+    elsewhere: Counter[str] = Counter()
+    copied: Counter[tuple[str, str, str]] = Counter()
+    homes: Counter[tuple[str, str]] = Counter()
+    for step in schedule.steps:
+        if isinstance(step, Copy):
+            storage = graph.storages[step.storage]
+            copied[str(storage.role), step.src, step.dst] += storage.nbytes
+        elif isinstance(step, Compute):
+            op = graph.ops[step.op]
+            again[op.kind or op.name] += (step.op, step.iteration) in seen
+            elsewhere[step.on] += step.on != device
+            seen.add((step.op, step.iteration))
+    for storage_id, tiers in schedule.home.items():
+        for tier in tiers:
+            if tier != problem.device_tier:
+                homes[str(graph.storages[storage_id].role), tier] += graph.storages[storage_id].nbytes
+    lines = []
+    if again := +again:
+        lines.append(Line(("recomputes",), rest=", ".join(f"{count} {kind}" for kind, count in again.most_common())))
+    for (role, src, dst), nbytes in sorted(copied.items()):
+        lines.append(Line(("copies",), rest=f"{format_bytes(nbytes)} of {role} from {src} to {dst}"))
+    for (role, tier), nbytes in sorted(homes.items()):
+        lines.append(Line(("keeps",), rest=f"{format_bytes(nbytes)} of {role} in {tier} between steps"))
+    for name, count in sorted((+elsewhere).items()):
+        lines.append(Line(("runs",), rest=f"{count} ops on the {name}"))
+    return lines

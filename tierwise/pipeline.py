@@ -1,0 +1,215 @@
+"""The only place that composes stages: a step file, a machine and a budget become a Problem; a Problem and policies become a table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from . import machines, policies
+from .errors import BadInput, ForeignFile, InfeasibleBudget, MissingTier, TierwiseError
+from .ir import Compute, Copy, Graph, Machine, Problem, Schedule, Timeline, peak_bytes, serial
+from .profile.roofline import roofline_costs
+from .simulate import lower_bound_seconds, simulate
+from .units import format_bytes, parse_bytes
+
+REFERENCE = "keep_all"
+
+
+# -- a question -------------------------------------------------------------------------------------------------------------------------
+
+
+def load_step(path: str | Path) -> Graph | Problem:
+    """A Graph or Problem file, or a trace that another project published."""
+    try:
+        step: Graph | Problem = serial.load(path, (Graph, Problem))
+        return step
+    except ForeignFile as foreign:
+        try:
+            from .traces import load_trace  # type: ignore[attr-defined]
+        except ImportError:
+            raise foreign from None
+        trace: Problem = load_trace(path)
+        return trace
+
+
+def make_problem(
+    step: str | Path | Graph | Problem,
+    machine: str | Path | Machine | None = None,
+    budget: str | int | float | None = None,
+) -> Problem:
+    """The step on the machine within the budget: bytes, '24GiB', or a share of the card such as 0.5; None is the whole card.
+
+    A Graph needs a machine and gets roofline costs for it. A Problem and a trace bring their own machine and costs.
+    """
+    if isinstance(step, (str, Path)):
+        step = load_step(step)
+    if isinstance(machine, (str, Path)):
+        machine = machines.load(machine)
+    if isinstance(step, Problem):
+        if machine is not None and machine != step.machine:
+            raise BadInput(f"this step brings its own machine, {step.machine.name}, and costs for it; leave the machine {machine.name} out")
+        problem = step
+    elif machine is None:
+        raise BadInput(f"a graph needs a machine to run on; name one of {', '.join(machines.names())}, or a machine file")
+    else:
+        problem = Problem(step, machine, roofline_costs(step, machine))
+    if budget is None:
+        return problem
+    budget_bytes = parse_bytes(budget, of=problem.budget_bytes)
+    if budget_bytes > problem.budget_bytes:
+        raise BadInput(f"budget {format_bytes(budget_bytes)} is more than the {format_bytes(problem.budget_bytes)} of {problem.device_tier} "
+                       f"that {problem.machine.name} has; use less, or another machine")  # fmt: skip
+    return problem.with_budget(budget_bytes)
+
+
+# -- one answer -------------------------------------------------------------------------------------------------------------------------
+
+
+class Outcome(StrEnum):
+    FITS = "fits"
+    DOES_NOT_FIT = "does not fit"  # the reference, planned as if the card were large enough
+    INFEASIBLE = "infeasible"
+    MISSING = "missing"  # the machine lacks what the policy needs
+    REFUSED = "refused"  # the judge, or the policy itself, says no to this step
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one policy makes of a problem. What is not known is None."""
+
+    policy: str
+    outcome: Outcome
+    peak_bytes: int | None = None
+    seconds: float | None = None
+    times_keep_all: float | None = None
+    times_bound: float | None = None
+    recomputed_ops: int | None = None
+    recomputed_seconds: float | None = None
+    copied_bytes: int | None = None
+    planning_seconds: float | None = None
+    least_bytes: int | None = None  # the smallest budget an infeasible policy can do
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One table: every policy at one budget. The bound is a step time that no schedule within the budget can beat."""
+
+    budget_bytes: int
+    bound_seconds: float
+    keep_all_seconds: float
+    keep_all_bytes: int
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    schedule: Schedule
+    timeline: Timeline
+    row: Row
+
+
+def answer(problem: Problem, policy: str, **options: Any) -> Answer:
+    """Plan and predict with one policy; raises if it has no plan within the budget."""
+    start = time.perf_counter()
+    schedule = policies.plan(problem, policy, **options)
+    planning_seconds = time.perf_counter() - start
+    timeline = simulate(problem, schedule)
+    return Answer(schedule, timeline, replace(describe(problem, policy, schedule, timeline), planning_seconds=planning_seconds))
+
+
+def reference(problem: Problem) -> Answer:
+    """What keeping everything would take, whether it fits or not."""
+    everything = policies.load(REFERENCE).plan(problem)
+    needed = peak_bytes(problem, everything)[problem.device_tier]
+    found = answer(problem.with_budget(max(needed, problem.budget_bytes)), REFERENCE)
+    outcome = Outcome.FITS if needed <= problem.budget_bytes else Outcome.DOES_NOT_FIT
+    return replace(found, row=replace(found.row, outcome=outcome, least_bytes=needed))
+
+
+def describe(problem: Problem, policy: str, schedule: Schedule, timeline: Timeline) -> Row:
+    """The row of a schedule that is there already."""
+    seen: set[tuple[int, int]] = set()
+    again: list[float] = []
+    copied = 0
+    for step in schedule.steps:
+        if isinstance(step, Copy):
+            copied += problem.graph.storages[step.storage].nbytes
+        elif isinstance(step, Compute):
+            if (step.op, step.iteration) in seen:
+                again.append(problem.seconds(step.op, step.on))
+            seen.add((step.op, step.iteration))
+    return Row(
+        policy=policy,
+        outcome=Outcome.FITS,
+        peak_bytes=timeline.peak_bytes[problem.device_tier],
+        seconds=timeline.seconds,
+        recomputed_ops=len(again),
+        recomputed_seconds=sum(again),
+        copied_bytes=copied,
+    )
+
+
+# -- all answers ------------------------------------------------------------------------------------------------------------------------
+
+
+def compare(
+    problem: Problem,
+    names: Iterable[str],
+    *,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    on_policy: Callable[[str], None] = lambda name: None,
+) -> Comparison:
+    """Every named policy at the problem's budget, the fastest first; `on_policy` hears of each before it is planned."""
+    on_policy(REFERENCE)
+    kept = reference(problem).row
+    assert kept.seconds is not None and kept.peak_bytes is not None
+    bound = lower_bound_seconds(problem)
+    rows = []
+    for name in names:
+        if name == REFERENCE:
+            rows.append(kept)
+            continue
+        on_policy(name)
+        rows.append(_row(problem, name, dict((options or {}).get(name, {}))))
+    rows = [relate(row, kept.seconds, bound) for row in rows]
+    return Comparison(problem.budget_bytes, bound, kept.seconds, kept.peak_bytes, tuple(sorted(rows, key=_rank)))
+
+
+def _row(problem: Problem, name: str, options: dict[str, Any]) -> Row:
+    start = time.perf_counter()
+    try:
+        return answer(problem, name, **options).row
+    except BadInput:
+        raise
+    except InfeasibleBudget as error:
+        row = Row(name, Outcome.INFEASIBLE, least_bytes=error.least_bytes, reason=str(error))
+    except MissingTier as error:
+        row = Row(name, Outcome.MISSING, reason=str(error))
+    except TierwiseError as error:
+        row = Row(name, Outcome.REFUSED, reason=str(error))
+    return replace(row, planning_seconds=time.perf_counter() - start)
+
+
+def relate(row: Row, keep_all_seconds: float, bound_seconds: float) -> Row:
+    """The same row, set against the reference and the bound."""
+    if row.seconds is None:
+        return row
+    return replace(
+        row,
+        times_keep_all=row.seconds / keep_all_seconds if keep_all_seconds else None,
+        times_bound=row.seconds / bound_seconds if bound_seconds else None,
+    )
+
+
+def _rank(row: Row) -> tuple[int, float, str]:
+    """The reference, then what fits by time, then what almost fits, then the rest."""
+    if row.policy == REFERENCE:
+        return 0, 0.0, ""
+    if row.seconds is not None:
+        return 1, row.seconds, row.policy
+    return (2, float(row.least_bytes), row.policy) if row.least_bytes else (3, 0.0, row.policy)
