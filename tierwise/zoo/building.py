@@ -17,7 +17,7 @@ from .catalogue import ENTRIES
 from .factory import call_factory, looks_like_factory
 from .huggingface import from_config_file
 from .lora import add_lora
-from .torch_compat import truncated_normal_without_values
+from .torch_compat import models_built_on_fake_tensors
 
 PARAMETER_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "amp-bf16": torch.float32}
 AUTOCAST_DTYPES = {"amp-bf16": torch.bfloat16}
@@ -50,7 +50,7 @@ def resolve_spec(spec: str, *, batch: int | None, seq: int | None, dtype: str | 
         return build_entry(spec, batch=batch, seq=seq, dtype=dtype, lora=lora)
     _check_options(batch, seq, dtype, lora)
     parameter_dtype = None if dtype is None else PARAMETER_DTYPES[dtype]
-    with truncated_normal_without_values():
+    with models_built_on_fake_tensors():
         if spec.endswith(".json") or Path(spec).is_dir():
             with _seeded():
                 model, data = from_config_file(Path(spec), batch=batch, seq=seq, dtype=parameter_dtype)
@@ -140,7 +140,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 def _seeded() -> Iterator[None]:
     """Seed 0 within, and the generators as they were after."""
     device = torch.get_default_device()
-    devices = [] if device.type == "cpu" else [device]
-    with torch.random.fork_rng(devices=devices, device_type="cuda" if device.type == "cpu" else device.type):
+    own = device.type not in ("cpu", "meta")  # an accelerator has a generator of its own
+    with torch.random.fork_rng(devices=[device] if own else [], device_type=device.type if own else "cuda"):
         torch.manual_seed(0)
         yield

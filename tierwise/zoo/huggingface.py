@@ -86,7 +86,8 @@ def _task(transformers: ModuleType, path: Path, config: Any) -> tuple[Any, Calla
     possible = []
     for mapping_name, auto_name, make_batch in tasks:
         mapping = getattr(transformers, f"MODEL_FOR_{mapping_name}_MAPPING")
-        if type(config) in mapping:
+        half = mapping_name in ("MASKED_LM", "CAUSAL_LM") and getattr(config, "is_encoder_decoder", False)  # the decoder or encoder alone
+        if type(config) in mapping and not half:
             model_class = mapping[type(config)]
             possible.append((model_class if isinstance(model_class, tuple) else (model_class,), getattr(transformers, auto_name), make_batch))
     for classes, auto_class, make_batch in possible:
