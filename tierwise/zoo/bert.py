@@ -1,9 +1,7 @@
 """BERT (Devlin et al. 2019) in pre-training: LayerNorm after each half, dropout, masked words and next sentence.
 
 As in the authors' code, only the masked positions (15 % of each text) go through the vocabulary, and they come as indices with the batch.
-Texts are full, so there is no padding mask. The paper's dropout of 0.1 is kept on embeddings and on what each half adds, and left out of the
-attention probabilities: PyTorch's fused attention on the CPU has no dropout, and a graph captured there would show attention of quadratic
-memory, which no GPU runs.
+Texts are full, so there is no padding mask.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ MASKED_SHARE = 0.15
 class Block(nn.Module):
     def __init__(self, hidden: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.attention = SelfAttention(hidden, heads, causal=False)
+        self.attention = SelfAttention(hidden, heads, causal=False, dropout=dropout)
         self.attention_norm = nn.LayerNorm(hidden, eps=1e-12)
         self.feed_forward = FeedForward(hidden, 4 * hidden)
         self.feed_forward_norm = nn.LayerNorm(hidden, eps=1e-12)

@@ -1,6 +1,6 @@
 """GPT-2 (Radford et al. 2019): learned positions, LayerNorm before each half, output tied to the embedding.
 
-No dropout by default, as it is pre-trained today; the paper's is 0.1, on embeddings and on what each half adds.
+No dropout by default, as it is pre-trained today; the paper's is 0.1, on embeddings, attention and what each half adds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Block(nn.Module):
     def __init__(self, hidden: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(hidden)
-        self.attention = SelfAttention(hidden, heads, causal=True)
+        self.attention = SelfAttention(hidden, heads, causal=True, dropout=dropout)
         self.feed_forward_norm = nn.LayerNorm(hidden)
         self.feed_forward = FeedForward(hidden, 4 * hidden, approximate="tanh")
         self.dropout = nn.Dropout(dropout)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .parts import RMSNorm, init_normal, join_heads, mean_cross_entropy, next_token_batch, split_heads
+from .parts import init_normal, join_heads, mean_cross_entropy, next_token_batch, split_heads
 
 
 def rotary_tables(tokens: int, head_width: int, base: float, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,9 +56,9 @@ class SwiGLU(nn.Module):
 class Block(nn.Module):
     def __init__(self, hidden: int, intermediate: int, heads: int, kv_heads: int, *, qkv_bias: bool, norm_eps: float) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(hidden, eps=norm_eps)
+        self.attention_norm = nn.RMSNorm(hidden, eps=norm_eps)
         self.attention = Attention(hidden, heads, kv_heads, bias=qkv_bias)
-        self.feed_forward_norm = RMSNorm(hidden, eps=norm_eps)
+        self.feed_forward_norm = nn.RMSNorm(hidden, eps=norm_eps)
         self.feed_forward = SwiGLU(hidden, intermediate)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class Llama(nn.Module):
         self.blocks = nn.ModuleList(
             Block(hidden, intermediate, heads, kv_heads or heads, qkv_bias=qkv_bias, norm_eps=norm_eps) for _ in range(layers)
         )
-        self.norm = RMSNorm(hidden, eps=norm_eps)
+        self.norm = nn.RMSNorm(hidden, eps=norm_eps)
         self.head = nn.Linear(hidden, vocab, bias=False)
         if tied:
             self.head.weight = self.embedding.weight

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .llama import Attention, rotary_tables
-from .parts import RMSNorm, init_normal, mean_cross_entropy, next_token_batch
+from .parts import init_normal, mean_cross_entropy, next_token_batch
 
 
 class Experts(nn.Module):
@@ -59,9 +59,9 @@ class Experts(nn.Module):
 class Block(nn.Module):
     def __init__(self, hidden: int, intermediate: int, heads: int, kv_heads: int, experts: int, chosen: int) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(hidden)
+        self.attention_norm = nn.RMSNorm(hidden, eps=1e-5)
         self.attention = Attention(hidden, heads, kv_heads)
-        self.experts_norm = RMSNorm(hidden)
+        self.experts_norm = nn.RMSNorm(hidden, eps=1e-5)
         self.experts = Experts(hidden, intermediate, experts, chosen)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,7 +89,7 @@ class Mixtral(nn.Module):
         self.head_width, self.rotary_base, self.balance_weight = hidden // heads, rotary_base, balance_weight
         self.embedding = nn.Embedding(vocab, hidden)
         self.blocks = nn.ModuleList(Block(hidden, intermediate, heads, kv_heads, experts, chosen) for _ in range(layers))
-        self.norm = RMSNorm(hidden)
+        self.norm = nn.RMSNorm(hidden, eps=1e-5)
         self.head = nn.Linear(hidden, vocab, bias=False)
         init_normal(self)
 

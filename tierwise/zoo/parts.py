@@ -47,31 +47,19 @@ def init_convolutions(module: nn.Module) -> None:
             nn.init.kaiming_normal_(child.weight, mode="fan_out", nonlinearity="relu")
 
 
-class RMSNorm(nn.Module):
-    """Written out rather than nn.RMSNorm, which is one kernel on a GPU and nine ops on a CPU: a graph captured on the CPU must be what runs."""
-
-    def __init__(self, width: int, *, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        exact = x.float()
-        return self.weight * (exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
-
-
 class SelfAttention(nn.Module):
     """Multi-head attention with one joint projection and biases, as in GPT-2, BERT and ViT."""
 
-    def __init__(self, hidden: int, heads: int, *, causal: bool) -> None:
+    def __init__(self, hidden: int, heads: int, *, causal: bool, dropout: float = 0.0) -> None:
         super().__init__()
-        self.heads, self.causal = heads, causal
+        self.heads, self.causal, self.dropout = heads, causal, dropout
         self.qkv = nn.Linear(hidden, 3 * hidden)
         self.out = nn.Linear(hidden, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (split_heads(part, self.heads) for part in self.qkv(x).chunk(3, dim=-1))
-        return self.out(join_heads(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)))
+        dropout = self.dropout if self.training else 0.0
+        return self.out(join_heads(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, dropout_p=dropout)))
 
 
 class FeedForward(nn.Module):

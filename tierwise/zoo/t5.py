@@ -1,8 +1,4 @@
-"""T5 (Raffel et al. 2020, version 1.0): encoder and decoder, relative positions as a learned bias on attention, one embedding for everything.
-
-The bias is learned, so attention must give its gradient: PyTorch's fused attention on the CPU cannot, and a graph captured there shows attention of
-quadratic memory. Dropout is kept where the paper has it except on the attention probabilities (see bert.py).
-"""
+"""T5 (Raffel et al. 2020, version 1.0): encoder and decoder, relative positions as a learned bias on attention, one embedding for everything."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .parts import RMSNorm, join_heads, mean_cross_entropy, split_heads
+from .parts import join_heads, mean_cross_entropy, split_heads
 
 TARGETS_PER_INPUT = 114 / 512  # tokens of the targets per token of the inputs in pre-training: section 3.1.4 of the paper
 FAR_TOKENS = 128  # positions further apart than this share one bucket
@@ -54,9 +50,9 @@ class RelativeBias(nn.Module):
 class Attention(nn.Module):
     """No biases and no scaling by the width: the initialisation takes its place."""
 
-    def __init__(self, hidden: int, heads: int, head_width: int) -> None:
+    def __init__(self, hidden: int, heads: int, head_width: int, dropout: float) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.dropout = heads, dropout
         inner = heads * head_width
         self.query = _linear(hidden, inner, (hidden * head_width) ** -0.5)
         self.key = _linear(hidden, inner, hidden**-0.5)
@@ -65,7 +61,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, source: Tensor, bias: Tensor | None = None) -> Tensor:
         q, k, v = (split_heads(part, self.heads) for part in (self.query(x), self.key(source), self.value(source)))
-        return self.out(join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0)))
+        dropout = self.dropout if self.training else 0.0
+        return self.out(join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=1.0)))
 
 
 class FeedForward(nn.Module):
@@ -82,9 +79,9 @@ class FeedForward(nn.Module):
 class EncoderBlock(nn.Module):
     def __init__(self, hidden: int, intermediate: int, heads: int, head_width: int, dropout: float) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(hidden, eps=1e-6)
-        self.attention = Attention(hidden, heads, head_width)
-        self.feed_forward_norm = RMSNorm(hidden, eps=1e-6)
+        self.attention_norm = nn.RMSNorm(hidden, eps=1e-6)
+        self.attention = Attention(hidden, heads, head_width, dropout)
+        self.feed_forward_norm = nn.RMSNorm(hidden, eps=1e-6)
         self.feed_forward = FeedForward(hidden, intermediate, dropout)
         self.dropout = nn.Dropout(dropout)
 
@@ -97,11 +94,11 @@ class EncoderBlock(nn.Module):
 class DecoderBlock(nn.Module):
     def __init__(self, hidden: int, intermediate: int, heads: int, head_width: int, dropout: float) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(hidden, eps=1e-6)
-        self.attention = Attention(hidden, heads, head_width)
-        self.cross_norm = RMSNorm(hidden, eps=1e-6)
-        self.cross_attention = Attention(hidden, heads, head_width)
-        self.feed_forward_norm = RMSNorm(hidden, eps=1e-6)
+        self.attention_norm = nn.RMSNorm(hidden, eps=1e-6)
+        self.attention = Attention(hidden, heads, head_width, dropout)
+        self.cross_norm = nn.RMSNorm(hidden, eps=1e-6)
+        self.cross_attention = Attention(hidden, heads, head_width, dropout)
+        self.feed_forward_norm = nn.RMSNorm(hidden, eps=1e-6)
         self.feed_forward = FeedForward(hidden, intermediate, dropout)
         self.dropout = nn.Dropout(dropout)
 
@@ -123,10 +120,10 @@ class T5(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.encoder_bias = RelativeBias(heads, hidden, both_ways=True)
         self.encoder_blocks = nn.ModuleList(EncoderBlock(*block) for _ in range(layers))
-        self.encoder_norm = RMSNorm(hidden, eps=1e-6)
+        self.encoder_norm = nn.RMSNorm(hidden, eps=1e-6)
         self.decoder_bias = RelativeBias(heads, hidden, both_ways=False)
         self.decoder_blocks = nn.ModuleList(DecoderBlock(*block) for _ in range(layers))
-        self.decoder_norm = RMSNorm(hidden, eps=1e-6)
+        self.decoder_norm = nn.RMSNorm(hidden, eps=1e-6)
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         encoded = self.dropout(self.embedding(input_ids))
