@@ -75,6 +75,7 @@ class Outcome(StrEnum):
     INFEASIBLE = "infeasible"
     MISSING = "missing"  # the machine lacks what the policy needs
     REFUSED = "refused"  # the judge, or the policy itself, says no to this step
+    CRASHED = "crashed"  # the policy has a bug, which must not cost the others their rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +193,8 @@ def _row(problem: Problem, name: str, options: dict[str, Any]) -> Row:
         row = Row(name, Outcome.MISSING, reason=str(error))
     except TierwiseError as error:
         row = Row(name, Outcome.REFUSED, reason=str(error))
+    except Exception as error:
+        row = Row(name, Outcome.CRASHED, reason=f"crashed with {type(error).__name__}: {error}; this is a bug of the policy")
     return replace(row, planning_seconds=time.perf_counter() - start)
 
 

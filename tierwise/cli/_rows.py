@@ -13,8 +13,8 @@ COLUMNS = (
     Column("against\nkeep_all"),
     Column("against\nbound"),
     Column("recomputed"),
-    Column("copied"),
-    Column("planned\nin"),
+    Column("copied", optional=True),
+    Column("planned\nin", optional=True),
 )
 
 

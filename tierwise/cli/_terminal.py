@@ -22,6 +22,7 @@ NARROW_GAP, WIDE_GAP = 1, 2
 class Column:
     title: str  # may have two lines
     right: bool = True
+    optional: bool = False  # left out, if it is the last, where the terminal is too narrow for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,11 @@ def print_table(columns: Sequence[Column], lines: Sequence[Line]) -> None:
     titles = [[""] * (height - len(title)) + title for title in titles]
     widths = [max(len(text) for text in [*title, *(line.cells[i] for line in lines if i < len(line.cells))]) for i, title in enumerate(titles)]
     room = out.width if out.is_terminal else None
-    gap = NARROW_GAP if room is not None and sum(widths) + WIDE_GAP * (len(widths) - 1) > room else WIDE_GAP
+    gap = WIDE_GAP
+    if room is not None and sum(widths) + gap * (len(widths) - 1) > room:
+        gap = NARROW_GAP
+        while columns[-1].optional and sum(widths) + gap * (len(widths) - 1) > room:
+            columns, titles, widths = columns[:-1], titles[:-1], widths[:-1]
     for row in range(height if any(map(any, titles)) else 0):
         out.print(_aligned(columns, widths, gap, [title[row] for title in titles]), style="bold")
     for line in lines:

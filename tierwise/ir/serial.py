@@ -255,6 +255,10 @@ def _schedule_out(schedule: Schedule) -> Json:
 
 
 def _schedule_in(data: Json) -> Schedule:
+    if not all(isinstance(tiers, list) and all(map(_IS["str"], tiers)) for tiers in data["home"].values()):
+        raise ValueError("a home is not a list of tiers")
+    if not all(_IS["tuple[int, ...]"](item) for item in data["addresses"]):
+        raise ValueError("an address is not three whole numbers")
     return Schedule(
         steps=tuple(_step_in(item) for item in data["steps"]),
         home={int(storage): tuple(tiers) for storage, tiers in data["home"].items()},
@@ -282,11 +286,13 @@ def _timeline_out(timeline: Timeline) -> Json:
 
 
 def _timeline_in(data: Json) -> Timeline:
+    if not all(map(_IS["int"], data["peak_bytes"].values())):
+        raise ValueError("a peak is not a whole number of bytes")
     return Timeline(
         seconds=float(data["seconds"]),
         measured=bool(data["measured"]),
         peak_bytes=dict(data["peak_bytes"]),
-        spans=tuple(Span(*span) for span in data["spans"]),
+        spans=tuple(Span(int(step), str(lane), float(start), float(end)) for step, lane, start, end in data["spans"]),
         memory={
             tier: {role: Curve(tuple(curve["seconds"]), tuple(curve["nbytes"])) for role, curve in roles.items()}
             for tier, roles in data["memory"].items()
