@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import machines, policies
-from .errors import BadInput, ForeignFile, InfeasibleBudget, MissingTier, TierwiseError
+from .errors import BadFile, BadInput, ForeignFile, InfeasibleBudget, MissingTier, TierwiseError
 from .ir import Compute, Copy, Graph, Machine, Problem, Schedule, Timeline, peak_bytes, serial
 from .profile.roofline import roofline_costs
 from .simulate import lower_bound_seconds, simulate
@@ -28,12 +28,12 @@ def load_step(path: str | Path) -> Graph | Problem:
         step: Graph | Problem = serial.load(path, (Graph, Problem))
         return step
     except ForeignFile as foreign:
+        from .traces import load_trace
+
         try:
-            from .traces import load_trace  # type: ignore[attr-defined]
-        except ImportError:
-            raise foreign from None
-        trace: Problem = load_trace(path)
-        return trace
+            return load_trace(path).problem
+        except BadFile as error:
+            raise BadFile(f"{foreign}; nor is it a trace: {error}") from None
 
 
 def make_problem(
@@ -205,7 +205,8 @@ def relate(row: Row, keep_all_seconds: float, bound_seconds: float) -> Row:
     return replace(
         row,
         times_keep_all=row.seconds / keep_all_seconds if keep_all_seconds else None,
-        times_bound=row.seconds / bound_seconds if bound_seconds else None,
+        # The bound holds within the budget, where this row is not.
+        times_bound=row.seconds / bound_seconds if bound_seconds and row.outcome is not Outcome.DOES_NOT_FIT else None,
     )
 
 

@@ -79,11 +79,11 @@ def _sentence(error: Any, words: Sequence[str]) -> str:
     context = getattr(error, "ctx", None)
     if hasattr(error, "option_name") and hasattr(error, "possibilities") and context is not None:
         return str(UnknownName("option", error.option_name, [name for parameter in context.command.params for name in parameter.opts]))
-    unknown = next((word for word in words if not word.startswith("-")), "")
     if "No such command" in error.format_message():
-        return str(UnknownName("command", unknown, VERBS))
+        return str(UnknownName("command", next(word for word in words if not word.startswith("-")), VERBS))
     message = error.format_message().strip().rstrip(".")
-    return f"{message[0].lower()}{message[1:]}; see {context.command_path if context else 'tierwise'} --help"
+    verb = f" {words[0]}" if words[0] in VERBS else ""
+    return f"{message[0].lower()}{message[1:]}; see tierwise{verb} --help"
 
 
 def _fail(sentence: str) -> int:

@@ -1,0 +1,38 @@
+# From a fresh checkout with nothing but Python 3.11 or newer: every target first makes .venv, once.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+STEP := examples/gpt-small.step.json
+
+.PHONY: demo test test-gpu check bench docs
+
+demo: $(INSTALLED)
+	@echo "One training step of a small GPT, every policy, two budgets:"
+	@echo
+	@$(BIN)/tierwise compare $(STEP) --machine h200 --budget 6GiB --budget 4.5GiB
+	@echo "(type it as $(BIN)/tierwise, or put $(BIN) on your PATH; tierwise policies says what each policy does)"
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 -m "not gpu"
+
+test-gpu: $(INSTALLED)
+	$(BIN)/python -m pytest -m gpu
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+# make bench CASES=rates MACHINE=h200; without CASES, RESULTS.md is made again from the committed results.
+bench: $(INSTALLED)
+	$(BIN)/python -m benchmarks $(CASES) $(if $(MACHINE),--machine $(MACHINE))
+
+docs: $(INSTALLED)
+	$(BIN)/python docs/make_reference.py
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Tierwise needs Python 3.11 or newer: make PYTHON=python3.12"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
