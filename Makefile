@@ -8,10 +8,9 @@ STEP := examples/gpt-small.step.json
 .PHONY: demo test test-gpu check bench docs
 
 demo: $(INSTALLED)
-	@echo "One training step of a small GPT, every policy, two budgets:"
+	@echo "One training step of a small GPT, every policy, two budgets (put $(BIN) on your PATH to type the commands yourself):"
 	@echo
-	@$(BIN)/tierwise compare $(STEP) --machine h200 --budget 6GiB --budget 4.5GiB
-	@echo "(type it as $(BIN)/tierwise, or put $(BIN) on your PATH; tierwise policies says what each policy does)"
+	@$(BIN)/tierwise compare $(STEP) --machine h200 --budget 7GiB --budget 4.5GiB
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 -m "not gpu"
