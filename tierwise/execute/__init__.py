@@ -1,0 +1,1 @@
+"""Plans on real tensors: devices, the memory and files that hold bytes, and what moves them."""

@@ -1,0 +1,261 @@
+"""Tensors leave the device and come back: one lane each way, every buffer with its event, freed late and at planned points.
+
+    ticket  = copies.send(tensor)        the bytes start to leave once compute has written them
+    copies.release_sent([ticket])        the device's bytes are let go, after the copy
+    pending = copies.fetch(ticket)       the bytes start to come back, into memory allocated now
+    tensor  = copies.wait(pending)       compute from here on comes after their arrival
+
+What travels is the storage: views that share one leave in one copy and come back sharing one. Small storages sent together are packed and
+travel as one. A ticket holds its bytes in the lower tier for as long as it lives, so a graph that is thrown away gives them back by itself.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, count
+
+import torch
+
+from ..errors import CopyFault, MissingTier
+from .device import Device, bytes_of
+from .homes import DiskHome, Home, HostHome
+from .host_pool import ALIGNMENT, HostPool
+from .lanes import Event, already
+from .layout import Layout, copyable
+from .nvme import NvmeStore
+from .offsets import round_up
+
+SMALL_BYTES = 1 << 20  # a copy below this runs at half the link's rate or less: benchmarks/RESULTS.md
+PACK_BYTES = 8 << 20  # the most device memory a pack of small storages takes while it leaves or is used
+
+
+@dataclass(slots=True)
+class Counts:
+    sent_bytes: int = 0
+    sent_copies: int = 0
+    fetched_bytes: int = 0
+    fetched_copies: int = 0
+    exposed_seconds: float = 0.0  # how long compute stood still for copies
+
+
+class _Parcel:
+    """Bytes that travel together: one storage, or several small ones side by side."""
+
+    def __init__(self, number: int, nbytes: int, home: Home) -> None:
+        self.number = number
+        self.nbytes = nbytes
+        self.home = home
+        self.users: list[Event] = []  # what uses the bytes in the lower tier: the send, then the last fetch
+        self.arrived: tuple[weakref.ref[torch.UntypedStorage], Event] | None = None
+        weakref.finalize(self, home.free, self.users).atexit = False
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Ticket:
+    """A tensor that was sent."""
+
+    layout: Layout
+    parcel: _Parcel | None  # None: there are no bytes
+    start_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.parcel.nbytes if self.parcel else 0
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Pending:
+    """A tensor on its way back. Its bytes must not be read before `Copies.wait`."""
+
+    layout: Layout
+    storage: torch.UntypedStorage
+    start_bytes: int
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A storage, as it was when it was sent: the next view of it needs no second copy."""
+
+    storage: weakref.ref[torch.UntypedStorage]
+    version: int | None
+    tier: str
+    parcel: weakref.ref[_Parcel]
+    start_bytes: int
+
+
+class Copies:
+    """The traffic between a device and the tiers below it."""
+
+    def __init__(self, device: Device, pool: HostPool, store: NvmeStore | None = None) -> None:
+        self._device = device
+        self._homes: dict[str, Callable[[int], Home]] = {"dram": lambda nbytes: HostHome(device, pool, nbytes)}
+        if store is not None:
+            self._homes["nvme"] = lambda nbytes: DiskHome(device, store, nbytes)
+        self._numbers = count()
+        self._sent: dict[int, _Sent] = {}
+        self._leaving: dict[int, tuple[Event, torch.Tensor]] = {}  # keeps the device's bytes while they are read
+        self._arriving: dict[int, tuple[Event, torch.UntypedStorage]] = {}  # ... and while they are written
+        self._counts = Counts()
+
+    def send(self, tensor: torch.Tensor, *, to: str = "dram") -> Ticket:
+        return self.send_all([tensor], to=to)[0]
+
+    @torch.no_grad()
+    def send_all(self, tensors: Sequence[torch.Tensor], *, to: str = "dram") -> list[Ticket]:
+        """Start copies of the tensors' storages as they are now; those below SMALL_BYTES travel in packs."""
+        if to not in self._homes:
+            raise MissingTier(f"there is no tier {to!r} to send to; there is {', '.join(self._homes)}")
+        for tensor in tensors:
+            if not copyable(tensor):
+                raise CopyFault(f"a {type(tensor).__name__} of layout {tensor.layout} is more than bytes and cannot be sent; keep it")
+        tensors = [tensor.resolve_neg() for tensor in tensors]
+        fresh = {id(tensor.untyped_storage()): tensor for tensor in tensors if tensor.numel() and self._found(tensor, to) is None}
+        new: dict[int, tuple[_Parcel, int]] = {}
+        for pack in _packs(list(fresh.values())):
+            new |= self._send_pack(pack, to)
+        tickets = []
+        for tensor in tensors:
+            there = new.get(id(tensor.untyped_storage())) or self._found(tensor, to) or (None, 0)
+            tickets.append(Ticket(Layout.of(tensor), *there))
+        return tickets
+
+    def release_sent(self, tickets: Iterable[Ticket] | None = None, *, join: bool = True) -> None:
+        """Let go of the device's bytes of these tickets, or of all that were sent.
+
+        `join`: compute waits for copies that are not done, and the bytes are free for what it does next. Otherwise those that are done
+        are let go and the others stay for a later call.
+        """
+        numbers = list(self._leaving) if tickets is None else [ticket.parcel.number for ticket in tickets if ticket.parcel]
+        for number in numbers:
+            if number in self._leaving and (join or self._leaving[number][0].done()):
+                event = self._leaving[number][0]
+                try:
+                    self._device.wait(event)
+                finally:
+                    del self._leaving[number]
+        self._drop_arrived()
+
+    @torch.no_grad()
+    def fetch(self, ticket: Ticket) -> Pending:
+        """Allocate on the device and start the copy back; a second fetch while the first one's bytes live shares them."""
+        parcel = ticket.parcel
+        if parcel is None:
+            return Pending(ticket.layout, self._device.empty(0).untyped_storage(), 0, already())
+        storage = parcel.arrived[0]() if parcel.arrived and not parcel.arrived[1].failed() else None
+        if storage is None:
+            self._drop_arrived()
+            arriving = self._device.empty(parcel.nbytes)
+            storage = arriving.untyped_storage()
+            # The allocator may hand out bytes that compute issued earlier still uses: the copy comes after that, too.
+            event = parcel.home.read(arriving, (self._device.mark(), parcel.users[0]))
+            self._arriving[id(storage)] = event, storage
+            parcel.arrived = weakref.ref(storage), event
+            parcel.users[1:] = [event]  # reads are in order: the last is the last to end
+            self._counts.fetched_bytes += parcel.nbytes
+            self._counts.fetched_copies += 1
+        assert parcel.arrived is not None
+        return Pending(ticket.layout, storage, ticket.start_bytes, parcel.arrived[1])
+
+    @torch.no_grad()
+    def wait(self, pending: Pending) -> torch.Tensor:
+        """The tensor, for compute that comes after its arrival. A send or fetch that failed meanwhile is raised here, once."""
+        for number, (event, _) in list(self._leaving.items()):
+            if event.failed():
+                del self._leaving[number]
+                event.wait()
+        self._arriving.pop(id(pending.storage), None)
+        self._device.wait(pending.event)
+        return pending.layout.on(pending.storage, pending.start_bytes)
+
+    def drain(self) -> None:
+        """Block until nothing moves, let go of everything in flight, then raise the first failure."""
+        events = [event for event, _ in (*self._leaving.values(), *self._arriving.values())]
+        failures = [failure for event in events if (failure := _failure(event)) is not None]
+        self._device.synchronize()
+        self._leaving.clear()
+        self._arriving.clear()
+        if failures:
+            raise failures[0]
+
+    def counts(self) -> Counts:
+        """Since the start."""
+        return replace(self._counts, exposed_seconds=self._device.exposed_seconds())
+
+    def _send_pack(self, tensors: list[torch.Tensor], to: str) -> dict[int, tuple[_Parcel, int]]:
+        """Send storages as one parcel; where each lies in it, by the storage's id."""
+        sources = [bytes_of(tensor.untyped_storage()) for tensor in tensors]
+        starts = [0, *accumulate(round_up(source.numel(), ALIGNMENT) for source in sources)]
+        source = sources[0]
+        if len(sources) > 1:
+            try:
+                source = self._device.empty(starts[-1])
+            except torch.OutOfMemoryError:  # no room to pack: more copies, but no memory
+                return {key: there for tensor in tensors for key, there in self._send_pack([tensor], to).items()}
+            _lay_down(sources, source, self._device.empty(ALIGNMENT))
+        parcel = _Parcel(next(self._numbers), source.numel(), self._homes[to](source.numel()))
+        event = parcel.home.write(source, self._device.mark())
+        parcel.users.append(event)
+        self._leaving[parcel.number] = event, source
+        self._counts.sent_bytes += parcel.nbytes
+        self._counts.sent_copies += 1
+        for tensor, start in zip(tensors, starts, strict=False):
+            self._remember(tensor, to, parcel, start)
+        return {id(tensor.untyped_storage()): (parcel, start) for tensor, start in zip(tensors, starts, strict=False)}
+
+    def _remember(self, tensor: torch.Tensor, to: str, parcel: _Parcel, start: int) -> None:
+        storage, known = tensor.untyped_storage(), self._sent
+        key = id(storage)
+        reference = weakref.ref(storage, lambda _: known.pop(key, None))
+        known[key] = _Sent(reference, _version(tensor), to, weakref.ref(parcel), start)
+
+    def _found(self, tensor: torch.Tensor, to: str) -> tuple[_Parcel, int] | None:
+        """Where the tensor's storage already went, unless it was written to since."""
+        sent = self._sent.get(id(tensor.untyped_storage()))
+        parcel = sent.parcel() if sent else None
+        if sent is None or parcel is None or (sent.version, sent.tier) != (_version(tensor), to) or sent.version is None:
+            return None
+        return parcel, sent.start_bytes
+
+    def _drop_arrived(self) -> None:
+        for key in [key for key, (event, _) in self._arriving.items() if event.done()]:
+            del self._arriving[key]
+
+
+def _packs(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Large storages alone, small ones together up to PACK_BYTES."""
+    packs: list[list[torch.Tensor]] = []
+    pack: list[torch.Tensor] = []
+    pack_bytes = 0
+    for tensor in tensors:
+        nbytes = round_up(tensor.untyped_storage().nbytes(), ALIGNMENT)
+        if nbytes >= SMALL_BYTES:
+            packs.append([tensor])
+        elif pack and pack_bytes + nbytes <= PACK_BYTES:
+            pack.append(tensor)
+            pack_bytes += nbytes
+        else:
+            pack, pack_bytes = [tensor], nbytes
+            packs.append(pack)
+    return packs
+
+
+def _lay_down(sources: Sequence[torch.Tensor], destination: torch.Tensor, padding: torch.Tensor) -> None:
+    """Storages side by side, aligned, in one kernel."""
+    pieces = [piece for source in sources for piece in (source, padding[: -source.numel() % ALIGNMENT])]
+    torch.cat(pieces, out=destination)
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """How often autograd saw the storage written to; None where it does not look."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def _failure(event: Event) -> Exception | None:
+    try:
+        event.wait()
+    except Exception as error:
+        return error
+    return None

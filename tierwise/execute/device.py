@@ -1,0 +1,229 @@
+"""The device as the runtime sees it: memory with a cap, a copy lane each way, events. A CUDA card, or the CPU in its place for tests.
+
+Copies run beside compute. Nothing is kept alive by a copy itself: whoever starts one holds a reference to the device's bytes until the
+copy's event has happened, then lets go at a planned point. `Tensor.record_stream` is never used, since it frees at a time nobody planned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import BadInput
+from ..units import format_bytes
+from .lanes import Event
+
+
+class Direction(enum.Enum):
+    OUT = "device to host"
+    IN = "host to device"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    allocated_bytes: int
+    reserved_bytes: int  # what a budget caps: allocated and what the allocator keeps for later
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+
+
+class Device(ABC):
+    """What moves and holds bytes needs of a device. Tensors passed to `copy` are one-dimensional, contiguous and of dtype uint8."""
+
+    torch_device: torch.device
+    capacity_bytes: int
+
+    @abstractmethod
+    def empty(self, nbytes: int) -> torch.Tensor:
+        """A new storage of bytes; raises torch.OutOfMemoryError."""
+
+    @abstractmethod
+    def resize(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """Give a storage's bytes back (0) or allocate them anew; raises torch.OutOfMemoryError."""
+
+    @abstractmethod
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor's bytes count as this device's memory."""
+
+    @abstractmethod
+    def mark(self) -> Event:
+        """The event that all compute issued so far is done."""
+
+    @abstractmethod
+    def copy(self, direction: Direction, destination: torch.Tensor, source: torch.Tensor, *, after: Sequence[Event] = ()) -> Event:
+        """Start a copy on the lane of this direction, when `after` has happened and the lane's earlier copies are done."""
+
+    @abstractmethod
+    def wait(self, event: Event) -> None:
+        """Compute issued from now on comes after the event. Time that compute loses by it is counted as exposed."""
+
+    @abstractmethod
+    def exposed_seconds(self) -> float:
+        """How long compute has stood still in `wait` so far."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Block until all compute and all copies are done."""
+
+    @abstractmethod
+    def memory(self) -> MemoryUse: ...
+
+    @abstractmethod
+    def reset_peak(self) -> None: ...
+
+    @abstractmethod
+    def cap(self, nbytes: int | None) -> None:
+        """Refuse allocations beyond `nbytes` reserved; None lifts the cap."""
+
+    @abstractmethod
+    def pin(self, address: int, nbytes: int) -> str:
+        """Lock host pages so that copies can run beside compute; the reason when the system refuses, else ''."""
+
+    @abstractmethod
+    def unpin(self, address: int) -> None: ...
+
+    @abstractmethod
+    def exempt(self, host: torch.Tensor) -> None:
+        """Declare a storage to be host memory, for a device whose memory looks the same."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class CudaEvent:
+    """A point on a CUDA stream."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.raw = torch.cuda.Event(blocking=True)  # a host thread that waits sleeps instead of spinning
+        self.raw.record(stream)
+
+    def done(self) -> bool:
+        return bool(self.raw.query())
+
+    def wait(self) -> None:
+        self.raw.synchronize()
+
+    def failed(self) -> bool:
+        return False  # torch raises a failure of the card from whatever call comes next
+
+
+class CudaDevice(Device):
+    """A card of this machine: torch's caching allocator, one copy stream each way beside the stream compute runs on."""
+
+    def __init__(self, index: int | None = None) -> None:
+        if not torch.cuda.is_available():
+            raise BadInput("this torch sees no CUDA device; install a CUDA build and driver, or use the CPU as the device")
+        index = torch.cuda.current_device() if index is None else index
+        if index >= torch.cuda.device_count():
+            raise BadInput(f"there is no CUDA device {index}; this machine has {torch.cuda.device_count()}, counted from 0")
+        self.torch_device = torch.device("cuda", index)
+        self.capacity_bytes = torch.cuda.mem_get_info(self.torch_device)[1]
+        self._streams = {direction: torch.cuda.Stream(self.torch_device) for direction in Direction}
+        self._stalls: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._exposed_seconds = 0.0
+
+    def empty(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.torch_device)
+
+    def resize(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        storage.resize_(nbytes)
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        return tensor.device == self.torch_device
+
+    def mark(self) -> CudaEvent:
+        return CudaEvent(torch.cuda.current_stream(self.torch_device))
+
+    def copy(self, direction: Direction, destination: torch.Tensor, source: torch.Tensor, *, after: Sequence[Event] = ()) -> CudaEvent:
+        stream = self._streams[direction]
+        for event in after:
+            _come_after(stream, event)
+        with torch.cuda.stream(stream):
+            destination.copy_(source, non_blocking=True)
+        return CudaEvent(stream)
+
+    def wait(self, event: Event) -> None:
+        if not isinstance(event, CudaEvent):
+            start = time.perf_counter()
+            event.wait()
+            self._exposed_seconds += time.perf_counter() - start
+            return
+        if event.done():
+            return
+        stream = torch.cuda.current_stream(self.torch_device)
+        before, behind = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        before.record(stream)
+        stream.wait_event(event.raw)
+        behind.record(stream)
+        self._stalls.append((before, behind))
+
+    def exposed_seconds(self) -> float:
+        while self._stalls and self._stalls[0][1].query():
+            before, behind = self._stalls.popleft()
+            self._exposed_seconds += before.elapsed_time(behind) / 1e3
+        return self._exposed_seconds
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+
+    def memory(self) -> MemoryUse:
+        device = self.torch_device
+        return MemoryUse(
+            torch.cuda.memory_allocated(device),
+            torch.cuda.memory_reserved(device),
+            torch.cuda.max_memory_allocated(device),
+            torch.cuda.max_memory_reserved(device),
+        )
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+
+    def cap(self, nbytes: int | None) -> None:
+        # Half a byte more, because torch multiplies the fraction out again and cuts off.
+        fraction = 1.0 if nbytes is None else min(1.0, (nbytes + 0.5) / self.capacity_bytes)
+        torch.cuda.set_per_process_memory_fraction(fraction, self.torch_device)
+
+    def pin(self, address: int, nbytes: int) -> str:
+        runtime = torch.cuda.cudart()
+        with torch.cuda.device(self.torch_device):
+            result = runtime.cudaHostRegister(address, nbytes, 1)  # 1: portable, pinned for every context of the process
+        if int(result) == 0:
+            return ""
+        self._clear_last_error()
+        return f"cudaHostRegister of {format_bytes(nbytes)} returned {int(result)} ({runtime.cudaGetErrorString(result)})"
+
+    def unpin(self, address: int) -> None:
+        if int(torch.cuda.cudart().cudaHostUnregister(address)) != 0:
+            self._clear_last_error()
+
+    def exempt(self, host: torch.Tensor) -> None:
+        pass  # tensor.device tells host memory apart
+
+    def close(self) -> None:
+        self.synchronize()
+
+    def _clear_last_error(self) -> None:
+        """A refused call leaves its error behind for the next kernel launch to find; let a launch of our own find it."""
+        with contextlib.suppress(RuntimeError):
+            torch.ones(1, device=self.torch_device).add_(1)
+
+
+def _come_after(stream: torch.cuda.Stream, event: Event) -> None:
+    if isinstance(event, CudaEvent):
+        stream.wait_event(event.raw)
+    else:
+        event.wait()
+
+
+def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    """A storage as the one-dimensional tensor of its bytes."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

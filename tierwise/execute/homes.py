@@ -1,0 +1,68 @@
+"""Where bytes that left the device stay: a block of host memory, or an extent of the disk store. Both say when a copy is done by an event."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from .device import Device, Direction
+from .host_pool import HostPool
+from .lanes import Event
+from .nvme import NvmeStore
+
+
+class Home(Protocol):
+    """A place in a lower tier."""
+
+    def write(self, source: torch.Tensor, ready: Event) -> Event: ...
+
+    def read(self, destination: torch.Tensor, after: Sequence[Event]) -> Event: ...
+
+    def free(self, users: Sequence[Event]) -> None: ...
+
+
+class HostHome:
+    """A block of the host pool. Copies are cut where the pool says, each piece after the one before, so the last stands for all."""
+
+    def __init__(self, device: Device, pool: HostPool, nbytes: int) -> None:
+        self._device, self._pool, self._block = device, pool, pool.allocate(nbytes)
+
+    def write(self, source: torch.Tensor, ready: Event) -> Event:
+        event, host = ready, self._block.bytes
+        for piece in self._block.pieces:
+            event = self._device.copy(Direction.OUT, host[piece], source[piece], after=(event, *self._block.after))
+        return event
+
+    def read(self, destination: torch.Tensor, after: Sequence[Event]) -> Event:
+        host = self._block.bytes
+        for piece in self._block.pieces:
+            event = self._device.copy(Direction.IN, destination[piece], host[piece], after=after)
+            after = (event,)
+        return event
+
+    def free(self, users: Sequence[Event]) -> None:
+        self._pool.free(self._block, users)
+
+
+class DiskHome:
+    """An extent of the disk store. Each of its blocks passes through a bounce buffer, while others are on the link or on the disk."""
+
+    def __init__(self, device: Device, store: NvmeStore, nbytes: int) -> None:
+        self._device, self._store, self._extent = device, store, store.reserve(nbytes)
+
+    def write(self, source: torch.Tensor, ready: Event) -> Event:
+        def fill(buffer: torch.Tensor, part: slice) -> None:
+            self._device.copy(Direction.OUT, buffer, source[part], after=(ready,)).wait()
+
+        return self._store.write_from(self._extent, fill)
+
+    def read(self, destination: torch.Tensor, after: Sequence[Event]) -> Event:
+        def drain(buffer: torch.Tensor, part: slice) -> None:
+            self._device.copy(Direction.IN, destination[part], buffer, after=after).wait()
+
+        return self._store.read_into(self._extent, drain)
+
+    def free(self, users: Sequence[Event]) -> None:
+        self._store.free(self._extent)

@@ -1,0 +1,194 @@
+"""Host memory of the plan's size: one slab, its pages locked as far as allowed, handed out by offset.
+
+torch's own pinned allocator rounds every block up to a power of two, which costs up to twice the memory; here the slab is exactly what was
+asked for. Two limits hold separately: how much host memory may be used, and how much of that may be pinned. What cannot be pinned is
+ordinary pageable memory: copies from it are right but slower.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+import torch
+
+from ..errors import BadInput, OutOfHostMemory
+from ..units import exact_bytes, format_bytes
+from .device import Device
+from .lanes import Event
+from .offsets import Offsets, round_up
+
+ALIGNMENT = 512  # what CUDA's allocator gives, so that bytes lie the same in both tiers
+PAGE_BYTES = 4096  # what direct disk access wants
+PIN_CHUNK_BYTES = 1 << 30  # locking pages takes seconds: report progress a few times a second
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Block:
+    """Bytes of the slab. `pieces` cuts them where registrations meet: no single copy may cross that border."""
+
+    offset: int
+    bytes: torch.Tensor
+    alignment: int
+    pinned: bool
+    after: tuple[Event, ...]  # what still uses these bytes: come after it before writing
+    pieces: tuple[slice, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return self.bytes.numel()
+
+
+class HostPool:
+    """`nbytes` of host memory, within `host_limit_bytes`; the first `pinned_limit_bytes` of it pinned for `device`.
+
+    `progress(done_bytes, total_bytes)` is called while pages are locked.
+    """
+
+    def __init__(
+        self,
+        nbytes: int,
+        device: Device,
+        *,
+        host_limit_bytes: int | None = None,
+        pinned_limit_bytes: int | None = None,
+        pin_chunk_bytes: int = PIN_CHUNK_BYTES,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        if pin_chunk_bytes % PAGE_BYTES:
+            raise BadInput(f"pages are pinned in chunks of whole pages, not of {pin_chunk_bytes} bytes; use a multiple of {PAGE_BYTES}")
+        self.nbytes = round_up(max(nbytes, 1), PAGE_BYTES)
+        self.pinned_bytes = 0
+        self._device = device
+        self._chunk_bytes = pin_chunk_bytes
+        self._slab: torch.Tensor | None = _slab(self.nbytes, host_limit_bytes)
+        device.exempt(self._slab)
+        pinned: list[int] = []
+        self._unpin = weakref.finalize(self, _unpin, device, pinned, self._slab, os.getpid())
+        try:
+            self._pin(pinned, self.nbytes if pinned_limit_bytes is None else min(self.nbytes, pinned_limit_bytes), progress)
+        except BaseException:
+            self.close()
+            raise
+        self._lock = threading.Lock()
+        self._freed: deque[tuple[Block, tuple[Event, ...]]] = deque()
+        self._offsets = {True: Offsets(0, self.pinned_bytes), False: Offsets(self.pinned_bytes, self.nbytes)}
+
+    @property
+    def free_bytes(self) -> int:
+        with self._lock:
+            self._settle()
+            return sum(offsets.free_bytes for offsets in self._offsets.values())
+
+    def allocate(self, nbytes: int, *, alignment: int = ALIGNMENT) -> Block:
+        """The first place with room, pinned before pageable."""
+        with self._lock:
+            slab = self._slab
+            if slab is None:
+                raise OutOfHostMemory(f"{format_bytes(nbytes)} were asked of a host pool that is closed")
+            self._settle()
+            for pinned, offsets in self._offsets.items():
+                place = offsets.take(nbytes, alignment)
+                if place is not None:
+                    start = place.offset
+                    return Block(start, slab[start : start + nbytes], alignment, pinned, place.after, self._pieces(start, nbytes))
+            free = sum(offsets.free_bytes for offsets in self._offsets.values())
+            largest = max(offsets.largest_bytes for offsets in self._offsets.values())
+        raise OutOfHostMemory(
+            f"host memory has no room for {format_bytes(nbytes)}: {format_bytes(free)} of {format_bytes(self.nbytes)} are free, "
+            f"the largest piece {format_bytes(largest)}; allow more with host="
+        )
+
+    def free(self, block: Block, after: Sequence[Event] = ()) -> None:
+        """Take a block back; `after` are the events until which its bytes are still in use. Safe in a finalizer: it only leaves a note."""
+        self._freed.append((block, tuple(after)))
+
+    def close(self) -> None:
+        """Unpin and unmap, once no copy runs any more. Views that outlive the pool keep their bytes, unpinned."""
+        self._slab = None
+        self._unpin()
+
+    def _settle(self) -> None:
+        while self._freed:
+            block, after = self._freed.popleft()
+            self._offsets[block.pinned].give(block.offset, block.nbytes, block.alignment, after)
+
+    def _pin(self, pinned: list[int], limit_bytes: int, progress: Callable[[int, int], None] | None) -> None:
+        assert self._slab is not None
+        total_bytes = limit_bytes // PAGE_BYTES * PAGE_BYTES
+        while self.pinned_bytes < total_bytes:
+            address = self._slab.data_ptr() + self.pinned_bytes
+            chunk_bytes = min(self._chunk_bytes, total_bytes - self.pinned_bytes)
+            refusal = self._device.pin(address, chunk_bytes)
+            if refusal:
+                rest = format_bytes(self.nbytes - self.pinned_bytes)
+                _log.warning("%s of host memory stay pageable, copies from there are slower: %s", rest, refusal)
+                return
+            pinned.append(address)
+            self.pinned_bytes += chunk_bytes
+            if progress is not None:
+                progress(self.pinned_bytes, total_bytes)
+
+    def _pieces(self, start: int, nbytes: int) -> tuple[slice, ...]:
+        if start >= self.pinned_bytes:
+            return (slice(0, nbytes),)
+        borders = range(round_up(start + 1, self._chunk_bytes), start + nbytes, self._chunk_bytes)
+        cuts = [0, *(border - start for border in borders), nbytes]
+        return tuple(slice(low, high) for low, high in pairwise(cuts))
+
+
+def _unpin(device: Device, pinned: list[int], slab: torch.Tensor, owner: int) -> None:
+    """`slab` is passed so that it is still mapped now."""
+    if not pinned or os.getpid() != owner:
+        return
+    device.synchronize()  # a copy may still be using the pages
+    while pinned:
+        device.unpin(pinned.pop())
+
+
+def _slab(nbytes: int, limit_bytes: int | None) -> torch.Tensor:
+    """Anonymous pages, private to this process."""
+    if limit_bytes is not None and nbytes > limit_bytes:
+        raise OutOfHostMemory(f"the plan keeps {format_bytes(nbytes)} in host memory and host= allows {exact_bytes(limit_bytes)}; allow more")
+    available = available_host_bytes()
+    if nbytes > available:
+        raise OutOfHostMemory(
+            f"the plan keeps {format_bytes(nbytes)} in host memory and {format_bytes(available)} are available; "
+            f"close other programs or lower host= to at most {exact_bytes(available)}"
+        )
+    try:
+        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}  # Windows has no choice
+        pages = mmap.mmap(-1, nbytes, **private)
+    except OSError as error:
+        raise OutOfHostMemory(f"the system refused {format_bytes(nbytes)} of host memory ({error}); lower host=") from error
+    # A forked data loader must not share these: a page copied on write is no longer the page that is pinned.
+    for advice in ("MADV_DONTFORK", "MADV_HUGEPAGE"):
+        if hasattr(mmap, advice):
+            try:
+                pages.madvise(getattr(mmap, advice))
+            except OSError:
+                _log.debug("the system does not know %s", advice)
+    return torch.frombuffer(pages, dtype=torch.uint8)
+
+
+def available_host_bytes() -> int:
+    """What this process may still use: the machine's available memory, or less where a control group limits it."""
+    available = int(psutil.virtual_memory().available)
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (group / "memory.max").read_text().strip(), int((group / "memory.current").read_text())
+        cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines()).get("inactive_file", 0)
+        return available if limit == "max" else min(available, int(limit) - used + int(cached))
+    except (OSError, ValueError):
+        return available
