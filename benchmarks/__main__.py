@@ -67,7 +67,7 @@ def results_page() -> str:
     for path in sorted((HERE / "results").glob("*/*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
         latest[result["machine"], result["case"]] = result
-    parts = ["# Results\n\nMade from the files in `results/` by `python -m benchmarks`; nothing here is typed in.\n"]
+    parts = ["# Results\n\nMade from the files in `results/` by `python -m benchmarks`; nothing here is typed in."]
     for (machine, case), result in sorted(latest.items()):
         doc = (importlib.import_module(f"benchmarks.cases.{case}").__doc__ or "").split("\n")[0]
         parts.append(f"\n## {case} on {machine}\n\n{doc}\n\n{result['with']}, {result['date']}, commit {result['commit']}: `{result['command']}`\n")
