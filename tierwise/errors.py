@@ -5,11 +5,21 @@ TierwiseError
 │   ├── UnknownName       a policy, machine or option that does not exist; names the nearest one
 │   └── BadFile           a file that is missing, corrupt, of another kind, or made for another graph
 │       └── ForeignFile   ... or that another program wrote
+├── CaptureError          a model that cannot be traced, with the place in its code
+│   └── CannotCapture     ... one call of a submodule, as one graph; it can run as it is, its tensors kept or copied but not recomputed
 ├── InvalidGraph          a graph that breaks the rules of the IR
 ├── InvalidSchedule       a schedule the judge refuses, with the step and the reason
 │   └── OverCapacity      ... because a tier would overflow; carries the bytes it would need
 ├── InfeasibleBudget      no plan of this policy fits; carries the smallest budget it can do, when known
-└── MissingTier           the machine lacks a tier, link or processor that the policy needs
+│   └── RecomputeLimit    ... because recomputation would take longer than it is allowed to
+├── MissingTier           the machine lacks a tier, link or processor that the policy needs
+├── OutOfTierMemory       at run time a tier was asked for bytes it does not have
+│   ├── OutOfDeviceMemory ... the device; the runtime's own is a torch.OutOfMemoryError too
+│   └── OutOfHostMemory   ... the host, or the limit the user set on it
+├── CopyFault             a copy between tiers failed; what it should have brought must not be used
+└── StorageFault          the disk tier failed: its directory, its file, its device
+    ├── StorageFull       ... no space left, at the start or while writing
+    └── CorruptBlock      ... what was read back is not what was written
 """
 
 from __future__ import annotations
@@ -44,6 +54,18 @@ class ForeignFile(BadFile):
     """JSON that Tierwise did not write; a trace reader may know it."""
 
 
+class CaptureError(TierwiseError):
+    """A model, or the batch it was given, cannot be traced."""
+
+
+class CannotCapture(CaptureError):
+    """One call of a submodule cannot be made one graph of ops; `reason` says what stands in the way."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"not one graph of ops: {reason}; the call can run as it is, its tensors kept or copied but not recomputed")
+        self.reason = reason
+
+
 class InvalidGraph(TierwiseError):
     """A graph that breaks the rules of the IR."""
 
@@ -74,5 +96,37 @@ class InfeasibleBudget(TierwiseError):
         self.least_bytes = least_bytes
 
 
+class RecomputeLimit(InfeasibleBudget):
+    """A replay within the budget recomputes more than it is allowed to."""
+
+
 class MissingTier(TierwiseError):
     """The machine lacks a tier, link or processor that the policy needs."""
+
+
+class OutOfTierMemory(TierwiseError):
+    """At run time a tier was asked for bytes it does not have."""
+
+
+class OutOfDeviceMemory(OutOfTierMemory):
+    """The device has no room for an allocation."""
+
+
+class OutOfHostMemory(OutOfTierMemory):
+    """The host, or the limit the user set on it, has no room for an allocation."""
+
+
+class CopyFault(TierwiseError):
+    """A copy between tiers failed; what it should have brought must not be used."""
+
+
+class StorageFault(TierwiseError):
+    """The disk tier failed: its directory, its file, its device."""
+
+
+class StorageFull(StorageFault):
+    """The disk has no space left, at the start or while writing."""
+
+
+class CorruptBlock(StorageFault):
+    """What was read back from disk is not what was written."""

@@ -1,0 +1,24 @@
+"""A module and a batch become a Graph, on fake tensors: no GPU, no memory. Torch is loaded on first use.
+
+capture(model, batch)                  the graph of one eager training step
+capture_step(model, batch)             the same, with the notes that were taken
+capture_joints(model, batch, graph)    the joint forward and backward graph of each of its region classes
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .joint import Joint, Joints, capture_joints
+    from .step import Capture, capture, capture_step
+
+__all__ = ["Capture", "Joint", "Joints", "capture", "capture_joints", "capture_step"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import joint, step
+
+    return getattr(step if hasattr(step, name) else joint, name)
