@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tierwise.errors import BadInput
-from tierwise.units import exact_bytes, format_bytes, format_seconds, parse_bytes
+from tierwise.units import exact_bytes, format_bytes, format_seconds, parse_bytes, parse_store
 
 GIB = 1 << 30
 
@@ -81,3 +83,17 @@ def test_a_size_to_paste_is_enough_and_not_a_mebibyte_more(nbytes):
 )
 def test_seconds_for_people(seconds, text):
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "directory", "nbytes"),
+    [("/scratch:200GiB", "/scratch", 200 * GIB), ("D:\\scratch:1TB", "D:\\scratch", 10**12), ("here: 5MB ", "here", 5_000_000)],
+)
+def test_a_directory_and_how_much_of_it_may_be_used(text, directory, nbytes):
+    assert parse_store(text) == (Path(directory), nbytes)
+
+
+@pytest.mark.parametrize("text", ["/scratch", "/scratch:", ":5GiB", "/scratch:5G", "D:\\scratch"])
+def test_a_store_without_a_directory_or_a_clear_size_is_refused(text):
+    with pytest.raises(BadInput):
+        parse_store(text)

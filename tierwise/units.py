@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 
 from .errors import BadInput
 
@@ -46,6 +47,14 @@ def _positive(nbytes: int, text: object) -> int:
     if nbytes <= 0:
         raise BadInput(f"{text!r} is {nbytes} bytes; a budget must be larger than 0")
     return nbytes
+
+
+def parse_store(text: str) -> tuple[Path, int]:
+    """'/scratch:200GiB' -> a directory and how many bytes of it may be used. The size follows the last colon, so 'D:\\scratch:1TB' works."""
+    directory, colon, size = str(text).rpartition(":")
+    if not colon or not directory.strip():
+        raise BadInput(f"{text!r} does not name a directory and a size; write it like '/scratch:200GiB'")
+    return Path(directory.strip()).expanduser(), parse_bytes(size)
 
 
 def format_bytes(nbytes: float) -> str:

@@ -4,13 +4,13 @@ import time
 
 import pytest
 import torch
-from conftest import MIB
 
 from tierwise.errors import CopyFault, OutOfDeviceMemory
 from tierwise.execute.device import CudaDevice, Direction
 from tierwise.execute.lanes import Signal
 from tierwise.execute.null_device import NullDevice
 
+MIB = 1 << 20
 OUT, IN = Direction.OUT, Direction.IN
 
 

@@ -49,7 +49,7 @@ def test_places_never_overlap_and_everything_comes_back(requests, order):
             if held:
                 offsets.give(*held.pop(order.randrange(len(held))))
             continue
-        assert place.offset % alignment == 0 and 64 <= place.offset and place.offset + nbytes <= 2048
+        assert place.offset % alignment == 0 and place.offset >= 64 and place.offset + nbytes <= 2048
         assert all(place.offset + nbytes <= low or low + size <= place.offset for low, size, _ in held)
         held.append((place.offset, nbytes, alignment))
     for one in held:

@@ -24,7 +24,7 @@ from .offsets import round_up
 BLOCK_BYTES = 16 << 20  # large enough for a disk's full rate, small enough that four bounce buffers are no cost
 REQUESTS = 4
 
-Move = Callable[[torch.Tensor, slice], None]
+Move = Callable[[torch.Tensor, slice], object]
 """Fills a buffer with this slice of the bytes to be written, or takes this slice of the bytes read from it."""
 
 
@@ -66,11 +66,11 @@ class BlockIO:
 
     def write(self, file: PageFile, extent: Extent, view: torch.Tensor) -> Event:
         """Write a host tensor of bytes, which stays as it is until the event. Blocks of it that lie on pages need no buffer."""
-        return self._start(extent, partial(self._write, file, extent, lambda buffer, part: _copy(buffer, view[part]), view))
+        return self._start(extent, partial(self._write, file, extent, lambda buffer, part: buffer.copy_(view[part]), view))
 
     def read(self, file: PageFile, extent: Extent, view: torch.Tensor) -> Event:
         """Read into a host tensor of bytes, which is not touched until the event."""
-        return self._start(extent, partial(self._read, file, extent, lambda buffer, part: _copy(view[part], buffer), view))
+        return self._start(extent, partial(self._read, file, extent, lambda buffer, part: view[part].copy_(buffer), view))
 
     def write_from(self, file: PageFile, extent: Extent, fill: Move) -> Event:
         """Write what `fill` puts into a buffer, block by block; it is called from several threads."""
@@ -148,7 +148,3 @@ def _settled_block(pool: HostPool, nbytes: int) -> Block:
 
 def _memory(data: torch.Tensor) -> memoryview:
     return data.numpy().data
-
-
-def _copy(destination: torch.Tensor, source: torch.Tensor) -> None:
-    destination.copy_(source)

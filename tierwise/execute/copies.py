@@ -105,7 +105,7 @@ class Copies:
 
     @torch.no_grad()
     def send_all(self, tensors: Sequence[torch.Tensor], *, to: str = "dram") -> list[Ticket]:
-        """Start copies of the tensors' storages as they are now; those below SMALL_BYTES travel in packs."""
+        """Start copies of the tensors' storages, which are not written to until they are released; those below SMALL_BYTES travel in packs."""
         if to not in self._homes:
             raise MissingTier(f"there is no tier {to!r} to send to; there is {', '.join(self._homes)}")
         for tensor in tensors:
@@ -191,10 +191,10 @@ class Copies:
         source = sources[0]
         if len(sources) > 1:
             try:
-                source = self._device.empty(starts[-1])
+                source, padding = self._device.empty(starts[-1]), self._device.empty(ALIGNMENT)
             except torch.OutOfMemoryError:  # no room to pack: more copies, but no memory
                 return {key: there for tensor in tensors for key, there in self._send_pack([tensor], to).items()}
-            _lay_down(sources, source, self._device.empty(ALIGNMENT))
+            _lay_down(sources, source, padding)
         parcel = _Parcel(next(self._numbers), source.numel(), self._homes[to](source.numel()))
         event = parcel.home.write(source, self._device.mark())
         parcel.users.append(event)

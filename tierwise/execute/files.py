@@ -76,13 +76,15 @@ class PageFile:
 
     def close(self, *, remove: bool = False) -> None:
         """Close, once no other thread reads or writes: a number closed too early may by then stand for another file."""
-        if remove and os.name != "nt":  # unlink while the lock is held
-            self.path.unlink(missing_ok=True)
-        with self._lock:
-            close_now = self._users == 0 and not self._closing
-            self._closing = True
-        if close_now:
-            os.close(self._fd)
+        try:
+            if remove and os.name != "nt":  # unlink while the lock is held
+                self.path.unlink(missing_ok=True)
+        finally:
+            with self._lock:
+                close_now = self._users == 0 and not self._closing
+                self._closing = True
+            if close_now:
+                os.close(self._fd)
         if remove and os.name == "nt":
             self.path.unlink(missing_ok=True)
 
@@ -200,7 +202,7 @@ def remove_if_abandoned(path: Path) -> bool:
     return abandoned
 
 
-def replace_durably(path: Path, text: str) -> None:
+def replace_whole(path: Path, text: str) -> None:
     """Put a small file in the place of another, so that after a crash there is the one or the other, whole."""
     part = path.with_name(path.name + ".part")
     with _faults(f"{path} cannot be written"):
@@ -213,9 +215,14 @@ def replace_durably(path: Path, text: str) -> None:
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-        if os.name == "nt":  # directories cannot be opened there
-            return
-        fd = os.open(path.parent, os.O_RDONLY)
+
+
+def sync_directory(directory: Path) -> None:
+    """Bring renames in a directory to disk."""
+    if os.name == "nt":  # directories cannot be opened there
+        return
+    with _faults(f"{directory} cannot be brought to disk"):
+        fd = os.open(directory, os.O_RDONLY)
         try:
             os.fsync(fd)
         finally:

@@ -116,7 +116,7 @@ def already() -> Signal:
     return signal
 
 
-_Task = tuple[Callable[[], None], tuple[Event, ...], Signal]
+_Task = tuple[Callable[[], object], tuple[Event, ...], Signal]
 _Queue = queue.Queue[_Task | None]
 
 
@@ -135,7 +135,7 @@ class Lane:
             thread.start()
         self._end = weakref.finalize(self, _end, self._tasks, self._closing, self._threads)
 
-    def put(self, work: Callable[[], None], *, after: Sequence[Event] = ()) -> Signal:
+    def put(self, work: Callable[[], object], *, after: Sequence[Event] = ()) -> Signal:
         """Queue `work`, to start when `after` has happened; a failure of either is the failure of the signal."""
         if self._closing.is_set():
             raise CopyFault(f"the {self.name} lane is closed and takes no more work")

@@ -19,7 +19,7 @@ import xxhash
 from ..errors import BadFile, BadInput, CorruptBlock, StorageFull, UnknownName
 from ..units import format_bytes
 from .blocks import BlockIO, Extent
-from .files import PageFile, exclusive, remove_if_abandoned, replace_durably
+from .files import PageFile, exclusive, remove_if_abandoned, replace_whole, sync_directory
 from .host_pool import PAGE_BYTES
 from .lanes import Event, settled
 from .offsets import round_up
@@ -35,6 +35,7 @@ class Publisher:
         self._directory, self._name, self._io = directory, name, io
         self._entries: dict[str, Extent] = {}
         self._end_bytes = 0
+        self._named = False  # by the manifest: from then on this is the state
         with exclusive(directory):
             with contextlib.suppress(BadFile, CorruptBlock):  # a manifest that cannot be read names nothing: then nothing is removed
                 _remove_states(directory, name, but=_read_manifest(directory, name)["file"])
@@ -56,16 +57,14 @@ class Publisher:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        complete = False
         try:
             for extent in self._entries.values():
                 extent.last.wait() if kind is None else settled(extent.last).wait()
             if kind is None:
                 self._file.sync()
                 self._complete()
-                complete = True
         finally:
-            self._file.close(remove=not complete)
+            self._file.close(remove=not self._named)
 
     def _complete(self) -> None:
         content = {
@@ -76,7 +75,9 @@ class Publisher:
             "entries": {key: [extent.offset, extent.nbytes, extent.checksums] for key, extent in self._entries.items()},
         }
         with exclusive(self._directory):
-            replace_durably(_manifest(self._directory, self._name), json.dumps({"checksum": _checksum(content), "content": content}))
+            replace_whole(_manifest(self._directory, self._name), json.dumps({"checksum": _checksum(content), "content": content}))
+            self._named = True
+            sync_directory(self._directory)
             _remove_states(self._directory, self._name, but=self._file.path.name)
 
 
@@ -104,7 +105,7 @@ class Published:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def keys(self) -> list[str]:
+    def names(self) -> list[str]:
         return list(self._entries)
 
     def nbytes(self, key: str) -> int:
