@@ -9,6 +9,7 @@ from problems import chain
 
 from tierwise import machines, policies
 from tierwise.cli import _terminal as terminal
+from tierwise.errors import BadFile
 from tierwise.ir import Schedule, Timeline, check_schedule, serial
 from tierwise.policies import plan
 from tierwise.simulate import simulate
@@ -83,6 +84,8 @@ def test_plan_writes_a_schedule_that_the_judge_accepts(tierwise, step, tmp_path)
     schedule = serial.load(tmp_path / "s.json.gz", Schedule, graph=problem.graph)
     check_schedule(problem, schedule)
     assert schedule == plan(problem, "vdnn")
+    with pytest.raises(BadFile, match="another graph"):
+        serial.load(tmp_path / "s.json.gz", Schedule, graph=chain(5).graph)
     assert f"Wrote {tmp_path / 's.json.gz'}." in ran.err
     assert ran.err.endswith(f"Next: tierwise simulate {step} {tmp_path / 's.json.gz'} --budget 50B\n")
 
