@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,6 @@ from tierwise.execute.copies import Copies
 from tierwise.execute.device import CudaDevice
 from tierwise.execute.host_pool import HostPool
 from tierwise.execute.null_device import NullDevice
-from tierwise.execute.nvme import NvmeStore
 
 MIB = 1 << 20
 
@@ -23,11 +24,19 @@ def needs_a_card(request):
 
 
 @pytest.fixture(autouse=True)
-def no_thread_stays():
+def nothing_stays():
     before = set(threading.enumerate())
     yield
-    stray = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("tierwise")]
-    assert not stray
+    assert not [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("tierwise")]
+    assert not [name for name in open_files() if ".scratch" in name or ".state" in name]
+
+
+def open_files() -> list[str]:
+    names = []
+    for descriptor in Path("/proc/self/fd").glob("*"):
+        with contextlib.suppress(OSError):
+            names.append(str(descriptor.readlink()))
+    return names
 
 
 @pytest.fixture(params=["null", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -43,12 +52,6 @@ def pool(device):
     pool = HostPool(64 * MIB, device)
     yield pool
     pool.close()
-
-
-@pytest.fixture
-def store(tmp_path, pool):
-    with NvmeStore(tmp_path, 16 * MIB, pool, block_bytes=64 << 10, requests=3) as store:
-        yield store
 
 
 @pytest.fixture

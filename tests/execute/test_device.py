@@ -7,6 +7,7 @@ import torch
 
 from tierwise.errors import CopyFault, OutOfDeviceMemory
 from tierwise.execute.device import CudaDevice, Direction
+from tierwise.execute.host_pool import HostPool
 from tierwise.execute.lanes import Signal
 from tierwise.execute.null_device import NullDevice
 
@@ -48,6 +49,8 @@ def test_memory_is_counted_and_the_cap_enforced(device):
     del tensor
     assert device.memory().allocated_bytes == before.allocated_bytes
     assert device.memory().peak_allocated_bytes == before.allocated_bytes + 8 * MIB
+    if isinstance(device, CudaDevice):
+        torch.cuda.empty_cache()
     device.cap(device.memory().reserved_bytes + 64 * MIB)
     with pytest.raises(torch.OutOfMemoryError):
         device.empty(150 * MIB)
@@ -161,20 +164,31 @@ def test_a_failing_copy_is_one_clear_error_and_the_lane_goes_on():
 
 
 @pytest.mark.gpu
-def test_compute_waits_for_a_copy_without_the_host(pool):
+def test_compute_waits_for_a_copy_and_the_host_does_not():
     device = CudaDevice()
-    block = pool.allocate(32 * MIB)
-    back = device.empty(32 * MIB)
-    for _ in range(20):
-        event = device.copy(IN, back, block.bytes, after=[device.mark()])
-    start = time.perf_counter()
+    pool = HostPool(32 * MIB, device)
+    host, there = pool.allocate(32 * MIB).bytes.fill_(1), device.empty(32 * MIB)
+    with torch.cuda.stream(device._streams[IN]):
+        torch.cuda._sleep(500_000_000)  # cycles: a quarter of a second
+    event = device.copy(IN, there, host, after=[device.mark()])
     device.wait(event)
-    total = back.sum()
-    issued = time.perf_counter() - start
-    device.synchronize()
-    assert event.done()
-    assert issued < 5 and total.item() == block.bytes.sum().item()
-    assert device.exposed_seconds() > 0
+    total = there.sum(dtype=torch.int64)
+    assert not event.done()
+    assert total.item() == 32 * MIB and event.done()
+    assert device.exposed_seconds() > 0.01
+    pool.close()
+
+
+@pytest.mark.gpu
+def test_a_copy_leaves_after_the_compute_that_makes_its_bytes():
+    device = CudaDevice()
+    pool = HostPool(MIB, device)
+    host, there = pool.allocate(MIB).bytes, device.empty(MIB)
+    torch.cuda._sleep(100_000_000)
+    there.fill_(3)
+    device.copy(OUT, host, there, after=[device.mark()]).wait()
+    assert (host == 3).all()
+    pool.close()
 
 
 @pytest.mark.gpu

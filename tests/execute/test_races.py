@@ -52,13 +52,34 @@ def traffic(device, *, steps: int) -> int:
         pool.close()
 
 
+class SlowCuda(CudaDevice):
+    """A card whose lanes stand still for up to a millisecond before each copy."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._delays = random.Random(seed)
+
+    def copy(self, direction, destination, source, *, after=()):
+        with torch.cuda.stream(self._streams[direction]):
+            torch.cuda._sleep(self._delays.randrange(2_000_000))
+        return super().copy(direction, destination, source, after=after)
+
+
+def slow_device(kind: str, seed: int = 0):
+    return NullDevice(4 << 20, max_delay_seconds=0.004, seed=seed) if kind == "null" else SlowCuda(seed)
+
+
+KINDS = pytest.mark.parametrize("kind", ["null", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+@KINDS
 @pytest.mark.parametrize("seed", range(3))
-def test_nothing_is_wrong_under_random_delays(seed):
-    assert traffic(NullDevice(4 << 20, max_delay_seconds=0.004, seed=seed), steps=150) == 0
+def test_nothing_is_wrong_under_random_delays(kind, seed):
+    assert traffic(slow_device(kind, seed), steps=150) == 0
 
 
 @pytest.mark.gpu
-def test_nothing_is_wrong_on_a_card():
+def test_nothing_is_wrong_at_full_speed():
     assert traffic(CudaDevice(), steps=3000) == 0
 
 
@@ -78,7 +99,8 @@ class Forgetful(dict):
 
 
 def without_waiting(monkeypatch):
-    monkeypatch.setattr(NullDevice, "wait", lambda device, event: None)
+    for device in (NullDevice, CudaDevice):
+        monkeypatch.setattr(device, "wait", lambda device, event: None)
 
 
 def without_holding_what_leaves(monkeypatch):
@@ -101,14 +123,15 @@ def without_guarding_what_is_freed(monkeypatch):
     monkeypatch.setattr(HostPool, "free", lambda pool, block, after=(): original(pool, block))
 
 
+@KINDS
 @pytest.mark.parametrize(
     "mutilate",
     [without_waiting, without_holding_what_leaves, without_the_order_of_send_and_fetch, without_guarding_what_is_freed],
     ids=lambda mutilate: mutilate.__name__,
 )
-def test_every_safeguard_taken_away_is_noticed(mutilate, monkeypatch):
+def test_every_safeguard_taken_away_is_noticed(mutilate, kind, monkeypatch):
     mutilate(monkeypatch)
-    assert traffic(NullDevice(4 << 20, max_delay_seconds=0.004), steps=150) > 0
+    assert traffic(slow_device(kind), steps=150) > 0
 
 
 def test_a_training_step_with_everything_sent_away_is_bit_for_bit_the_same():

@@ -14,6 +14,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, count
 
 import torch
@@ -27,8 +28,8 @@ from .layout import Layout, copyable
 from .nvme import NvmeStore
 from .offsets import round_up
 
-SMALL_BYTES = 1 << 20  # a copy below this runs at half the link's rate or less: benchmarks/RESULTS.md
-PACK_BYTES = 8 << 20  # the most device memory a pack of small storages takes while it leaves or is used
+SMALL_BYTES = 1 << 20  # a smaller copy does not reach nine tenths of the link's rate, one of 64 KiB a third: benchmarks/RESULTS.md
+PACK_BYTES = 8 << 20  # the most device memory that a pack of small storages takes while it leaves and while it is back
 
 
 @dataclass(slots=True)
@@ -59,10 +60,6 @@ class Ticket:
     layout: Layout
     parcel: _Parcel | None  # None: there are no bytes
     start_bytes: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.parcel.nbytes if self.parcel else 0
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -111,6 +108,8 @@ class Copies:
         for tensor in tensors:
             if not copyable(tensor):
                 raise CopyFault(f"a {type(tensor).__name__} of layout {tensor.layout} is more than bytes and cannot be sent; keep it")
+            if tensor.device != self._device.torch_device:
+                raise CopyFault(f"a tensor on {tensor.device} cannot be sent from {self._device.torch_device}; keep it where it is")
         tensors = [tensor.resolve_neg() for tensor in tensors]
         fresh = {id(tensor.untyped_storage()): tensor for tensor in tensors if tensor.numel() and self._found(tensor, to) is None}
         new: dict[int, tuple[_Parcel, int]] = {}
@@ -129,18 +128,17 @@ class Copies:
         are let go and the others stay for a later call.
         """
         numbers = list(self._leaving) if tickets is None else [ticket.parcel.number for ticket in tickets if ticket.parcel]
+        failures = []
         for number in numbers:
             if number in self._leaving and (join or self._leaving[number][0].done()):
-                event = self._leaving[number][0]
-                try:
-                    self._device.wait(event)
-                finally:
-                    del self._leaving[number]
+                failures.append(_failure(partial(self._device.wait, self._leaving[number][0])))
+                del self._leaving[number]
         self._drop_arrived()
+        _raise_first(failures)
 
     @torch.no_grad()
     def fetch(self, ticket: Ticket) -> Pending:
-        """Allocate on the device and start the copy back; a second fetch while the first one's bytes live shares them."""
+        """Allocate on the device and start the copy back. While what arrived lives, other tickets of its storage or pack share it."""
         parcel = ticket.parcel
         if parcel is None:
             return Pending(ticket.layout, self._device.empty(0).untyped_storage(), 0, already())
@@ -159,26 +157,26 @@ class Copies:
         assert parcel.arrived is not None
         return Pending(ticket.layout, storage, ticket.start_bytes, parcel.arrived[1])
 
+    def fetch_all(self, tickets: Iterable[Ticket]) -> list[Pending]:
+        """Fetch what was sent together together: a pack then comes back once."""
+        return [self.fetch(ticket) for ticket in tickets]
+
     @torch.no_grad()
     def wait(self, pending: Pending) -> torch.Tensor:
-        """The tensor, for compute that comes after its arrival. A send or fetch that failed meanwhile is raised here, once."""
-        for number, (event, _) in list(self._leaving.items()):
-            if event.failed():
-                del self._leaving[number]
-                event.wait()
+        """The tensor, for compute that comes after its arrival. A send that failed meanwhile is raised here, once."""
+        failed = [number for number, (event, _) in self._leaving.items() if event.failed()]
+        _raise_first([_failure(self._leaving.pop(number)[0].wait) for number in failed])
         self._arriving.pop(id(pending.storage), None)
         self._device.wait(pending.event)
         return pending.layout.on(pending.storage, pending.start_bytes)
 
     def drain(self) -> None:
         """Block until nothing moves, let go of everything in flight, then raise the first failure."""
-        events = [event for event, _ in (*self._leaving.values(), *self._arriving.values())]
-        failures = [failure for event in events if (failure := _failure(event)) is not None]
+        failures = [_failure(event.wait) for event, _ in (*self._leaving.values(), *self._arriving.values())]
         self._device.synchronize()
         self._leaving.clear()
         self._arriving.clear()
-        if failures:
-            raise failures[0]
+        _raise_first(failures)
 
     def counts(self) -> Counts:
         """Since the start."""
@@ -212,12 +210,13 @@ class Copies:
         known[key] = _Sent(reference, _version(tensor), to, weakref.ref(parcel), start)
 
     def _found(self, tensor: torch.Tensor, to: str) -> tuple[_Parcel, int] | None:
-        """Where the tensor's storage already went, unless it was written to since."""
+        """Where the tensor's storage already went, unless it was written to since or never arrived there."""
         sent = self._sent.get(id(tensor.untyped_storage()))
         parcel = sent.parcel() if sent else None
-        if sent is None or parcel is None or (sent.version, sent.tier) != (_version(tensor), to) or sent.version is None:
+        if sent is None or parcel is None or parcel.users[0].failed():
             return None
-        return parcel, sent.start_bytes
+        unchanged = sent.version is not None and sent.version == _version(tensor)
+        return (parcel, sent.start_bytes) if unchanged and sent.tier == to else None
 
     def _drop_arrived(self) -> None:
         for key in [key for key, (event, _) in self._arriving.items() if event.done()]:
@@ -253,9 +252,16 @@ def _version(tensor: torch.Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def _failure(event: Event) -> Exception | None:
+def _failure(wait: Callable[[], None]) -> Exception | None:
     try:
-        event.wait()
+        wait()
     except Exception as error:
         return error
     return None
+
+
+def _raise_first(failures: list[Exception | None]) -> None:
+    found = [failure for failure in failures if failure is not None]
+    failures.clear()  # no name keeps what is raised: a frame that keeps its own exception keeps its tensors until the next collection
+    if found:
+        raise found.pop(0)

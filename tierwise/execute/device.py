@@ -164,6 +164,7 @@ class CudaDevice(Device):
         before.record(stream)
         stream.wait_event(event.raw)
         behind.record(stream)
+        self.exposed_seconds()  # settles what is over, so that the list stays short
         self._stalls.append((before, behind))
 
     def exposed_seconds(self) -> float:

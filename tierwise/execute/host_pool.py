@@ -112,7 +112,8 @@ class HostPool:
 
     def free(self, block: Block, after: Sequence[Event] = ()) -> None:
         """Take a block back; `after` are the events until which its bytes are still in use. Safe in a finalizer: it only leaves a note."""
-        self._freed.append((block, tuple(after)))
+        if self._slab is not None:
+            self._freed.append((block, tuple(after)))
 
     def close(self) -> None:
         """Unpin and unmap, once no copy runs any more. Views that outlive the pool keep their bytes, unpinned."""

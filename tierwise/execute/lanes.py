@@ -6,7 +6,6 @@ must come after is either earlier on its lane or on another lane that never wait
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 import queue
@@ -45,8 +44,12 @@ class Signal:
     def done(self) -> bool:
         return self._fired.is_set()
 
-    def wait(self) -> None:
+    def settle(self) -> None:
+        """Block until it has happened, however it ended."""
         self._fired.wait()
+
+    def wait(self) -> None:
+        self.settle()
         if self._error is not None:
             # A copy, because an exception keeps the frames it passes through, and they keep tensors.
             raise copy.copy(self._error) from self._error.__cause__
@@ -73,15 +76,14 @@ class _All:
     def done(self) -> bool:
         return all(signal.done() for signal in self._signals)
 
-    def wait(self) -> None:
-        failure: BaseException | None = None
+    def settle(self) -> None:
         for signal in self._signals:
-            try:
-                signal.wait()
-            except Exception as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
+            signal.settle()
+
+    def wait(self) -> None:
+        self.settle()
+        for signal in self._signals:
+            signal.wait()
 
     def failed(self) -> bool:
         return any(signal.failed() for signal in self._signals)
@@ -95,15 +97,14 @@ def settled(event: Event) -> Event:
 class _Settled:
     __slots__ = ("_event",)
 
-    def __init__(self, event: Event) -> None:
+    def __init__(self, event: Signal | _All) -> None:
         self._event = event
 
     def done(self) -> bool:
         return self._event.done()
 
     def wait(self) -> None:
-        with contextlib.suppress(Exception):
-            self._event.wait()
+        self._event.settle()
 
     def failed(self) -> bool:
         return False

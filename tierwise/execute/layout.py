@@ -27,6 +27,5 @@ class Layout:
 
 
 def copyable(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is nothing but a layout over bytes. Sparse, quantized, fake and wrapper tensors are more than that."""
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-    return plain and tensor.layout is torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
+    """Whether a tensor is nothing but a layout over bytes. Sparse, quantized and wrapper tensors are more than that."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and not tensor.is_quantized
