@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 import torch
 
 from tierwise.execute import homes
 from tierwise.execute.copies import Copies
-from tierwise.execute.device import CudaDevice
+from tierwise.execute.device import CudaDevice, Direction
 from tierwise.execute.host_pool import HostPool
 from tierwise.execute.null_device import NullDevice
 from tierwise.execute.nvme import NvmeStore
@@ -53,20 +54,22 @@ def traffic(device, *, steps: int) -> int:
 
 
 class SlowCuda(CudaDevice):
-    """A card whose lanes stand still for up to a millisecond before each copy."""
+    """A card whose lanes stand still for up to a millisecond before each copy, one of them longer."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, slow: Direction | None) -> None:
         super().__init__()
-        self._delays = random.Random(seed)
+        self._delays, self._slow = random.Random(seed), slow
 
     def copy(self, direction, destination, source, *, after=()):
         with torch.cuda.stream(self._streams[direction]):
-            torch.cuda._sleep(self._delays.randrange(2_000_000))
+            torch.cuda._sleep(self._delays.randrange(2_000_000) + 6_000_000 * (direction is self._slow))
         return super().copy(direction, destination, source, after=after)
 
 
-def slow_device(kind: str, seed: int = 0):
-    return NullDevice(4 << 20, max_delay_seconds=0.004, seed=seed) if kind == "null" else SlowCuda(seed)
+def slow_device(kind: str, *, seed: int = 0, slow: Direction | None = None):
+    if kind == "cuda":
+        return SlowCuda(seed, slow)
+    return NullDevice(4 << 20, max_delay_seconds=0.004, seed=seed, before_copy=lambda direction, _: time.sleep(0.006 * (direction is slow)))
 
 
 KINDS = pytest.mark.parametrize("kind", ["null", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -75,7 +78,7 @@ KINDS = pytest.mark.parametrize("kind", ["null", pytest.param("cuda", marks=pyte
 @KINDS
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_is_wrong_under_random_delays(kind, seed):
-    assert traffic(slow_device(kind, seed), steps=150) == 0
+    assert traffic(slow_device(kind, seed=seed), steps=150) == 0
 
 
 @pytest.mark.gpu
@@ -125,13 +128,18 @@ def without_guarding_what_is_freed(monkeypatch):
 
 @KINDS
 @pytest.mark.parametrize(
-    "mutilate",
-    [without_waiting, without_holding_what_leaves, without_the_order_of_send_and_fetch, without_guarding_what_is_freed],
-    ids=lambda mutilate: mutilate.__name__,
+    ("mutilate", "slow"),
+    [
+        (without_waiting, None),
+        (without_holding_what_leaves, None),
+        (without_the_order_of_send_and_fetch, Direction.OUT),
+        (without_guarding_what_is_freed, Direction.IN),
+    ],
+    ids=lambda part: getattr(part, "__name__", ""),
 )
-def test_every_safeguard_taken_away_is_noticed(mutilate, kind, monkeypatch):
+def test_every_safeguard_taken_away_is_noticed(mutilate, slow, kind, monkeypatch):
     mutilate(monkeypatch)
-    assert traffic(slow_device(kind), steps=150) > 0
+    assert traffic(slow_device(kind, slow=slow), steps=150) > 0
 
 
 def test_a_training_step_with_everything_sent_away_is_bit_for_bit_the_same():
