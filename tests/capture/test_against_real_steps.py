@@ -35,6 +35,33 @@ class Shared(nn.Module):
         return (y + h[rows].sum(0) + h.mean(0, keepdim=True)).square().mean()
 
 
+class Picking(nn.Module):
+    """Ops whose backward formulas write into a tensor of zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x, rows, columns):
+        h = self.linear(x)
+        picked = h.index_select(0, rows).mean() + h.gather(1, columns).mean() + h[rows, :4].mean()
+        return picked + F.binary_cross_entropy_with_logits(h, torch.ones_like(h))
+
+
+class ManyViews(nn.Module):
+    """Slices, transposes, an expand, a concatenation, a sum of squares in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 48)
+
+    def forward(self, x):
+        a, b, c = self.linear(x).chunk(3, dim=-1)
+        mixed = torch.cat([a.transpose(0, 1), b.transpose(0, 1)], dim=0) + c.mean(0).unsqueeze(1)[:, :8].repeat(2, 1)
+        mixed = mixed.square_() if not mixed.requires_grad else mixed.tanh_()
+        return mixed[2:, ::2].sum()
+
+
 class Functions(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -80,6 +107,8 @@ CASES = {
     "transformer with dropout": lambda: (Transformer(dropout=0.1), {"ids": tokens(), "labels": tokens()}),
     "conv net with batch norm": lambda: (ConvNet(), images()),
     "shared activation": lambda: (Shared(), {"x": torch.ones(8, 16), "rows": torch.tensor([0, 3, 3])}),
+    "picking": lambda: (Picking(), {"x": torch.ones(32, 64), "rows": torch.tensor([1, 2]), "columns": torch.zeros(32, 3, dtype=torch.int64)}),
+    "many views": lambda: (ManyViews(), {"x": torch.ones(8, 16)}),
     "custom function": lambda: (WithFunction(), {"x": torch.ones(4, 8)}),
     "frozen layers": lambda: (Frozen(), {"x": torch.ones(64, 8)}),
 }

@@ -10,15 +10,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .fakes import on_fake_tensors
     from .joint import Joint, Joints, capture_joints
     from .step import Capture, capture, capture_step
 
-__all__ = ["Capture", "Joint", "Joints", "capture", "capture_joints", "capture_step"]
+__all__ = ["Capture", "Joint", "Joints", "capture", "capture_joints", "capture_step", "on_fake_tensors"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import joint, step
+    from . import fakes, joint, step
 
-    return getattr(step if hasattr(step, name) else joint, name)
+    return next(getattr(module, name) for module in (step, joint, fakes) if hasattr(module, name))

@@ -14,6 +14,7 @@ import torch
 from ..ir import Graph, Op, Phase, Role, Storage
 from .calls import ROOT
 from .fake_step import FakeStep
+from .recipes import Recipe
 from .regions import Regions
 from .storages import Block
 from .trace import Record
@@ -23,8 +24,11 @@ RELEASE = "release"
 _END_OF_STEP = -1
 
 
-def assemble(step: FakeStep, regions: Regions, plan: Plan) -> Graph:
-    return _Assembly(step, regions, plan).graph()
+def assemble(step: FakeStep, regions: Regions, plan: Plan) -> tuple[Graph, dict[int, Recipe]]:
+    """The graph, and how each of its ops that is one call was called."""
+    assembly = _Assembly(step, regions, plan)
+    graph = assembly.graph()
+    return graph, {place: record.recipe for place, record in enumerate(assembly.ops) if record.recipe is not None}
 
 
 class _Assembly:

@@ -35,11 +35,9 @@ _LEFT_ALONE = (
 )  # fmt: skip
 
 
-@contextlib.contextmanager
-def cuda_autocast(dtype: torch.dtype | None) -> Iterator[None]:
-    """Autocast to `dtype`, or none; contexts that the model itself opens, for cuda or for the cpu, act in either case."""
-    with torch.autocast("cuda", dtype=dtype, enabled=dtype is not None):
-        yield
+def cuda_autocast(dtype: torch.dtype | None) -> contextlib.AbstractContextManager[object]:
+    """Autocast to `dtype`, or nothing; contexts that the model itself opens, for cuda or for the cpu, act in either case."""
+    return contextlib.nullcontext() if dtype is None else torch.autocast("cuda", dtype=dtype)
 
 
 @contextlib.contextmanager

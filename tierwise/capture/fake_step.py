@@ -98,6 +98,7 @@ class FakeStep:
                 stack.enter_context(cuda_semantics())
                 stack.enter_context(self.calls.watching())
                 stack.enter_context(self.recorder.watching_backward())
+                stack.enter_context(torch.device("cpu"))  # a default device that the user has set is the GPU
                 stack.enter_context(SaysCudaMeansHere())
                 stack.enter_context(self.recorder)
                 yield

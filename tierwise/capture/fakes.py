@@ -6,6 +6,7 @@ device, meta tensors and fake tensors of anybody's mode all become fake CPU tens
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,9 +16,16 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ..errors import CaptureError
-from .torch_compat import FakeTensor, FakeTensorMode, UntypedStorage, fake_from_parts, meta_storage
+from .torch_compat import FakeTensor, FakeTensorMode, UntypedStorage, fake_from_parts, meta_storage, new_fake_mode
 
 _PLAIN_TYPES = (torch.Tensor, nn.Parameter, FakeTensor)
+
+
+@contextlib.contextmanager
+def on_fake_tensors() -> Iterator[None]:
+    """Models that are built, and tensors that are made, in this context have shapes and no data."""
+    with new_fake_mode(), torch.device("cpu"):
+        yield
 
 
 class Fakes:

@@ -26,7 +26,7 @@ _KINDS = {
     "_native_batch_norm_legit": "batch_norm", "_native_batch_norm_legit_functional": "batch_norm", "_batch_norm_with_update_functional": "batch_norm",
     "native_group_norm": "group_norm", "native_group_norm_backward": "group_norm_backward",
     "native_dropout": "dropout", "native_dropout_backward": "dropout_backward",
-    "_softmax_backward_data": "softmax_backward", "_log_softmax_backward_data": "log_softmax_backward",
+    "_safe_softmax": "softmax", "_softmax_backward_data": "softmax_backward", "_log_softmax_backward_data": "log_softmax_backward",
     "nll_loss_forward": "nll_loss", "nll_loss2d_forward": "nll_loss", "nll_loss2d_backward": "nll_loss_backward",
     "embedding_dense_backward": "embedding_backward", "threshold_backward": "relu_backward",
     "max_pool2d_with_indices": "max_pool2d", "max_pool2d_with_indices_backward": "max_pool2d_backward",
@@ -120,6 +120,15 @@ def precision(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> str:
         if tensor.dtype.is_floating_point:
             return "fp8"
     return "fp32"
+
+
+def arithmetic(kind: str, precision: str) -> str:
+    """The rate an op's flops run at: torch lets convolutions in fp32 use the tensor cores' tf32, and matmuls where it was told so."""
+    if precision == "fp32" and (
+        ("conv" in kind and torch.backends.cudnn.allow_tf32) or (kind.startswith("matmul") and torch.backends.cuda.matmul.allow_tf32)
+    ):
+        return "tf32"
+    return precision
 
 
 def flops(

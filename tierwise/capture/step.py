@@ -10,7 +10,7 @@ Byte sizes are those of the storages; CUDA's allocator rounds each up to a multi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from ..errors import UnknownName
 from ..ir import Graph, check_graph
 from .assembly import assemble
 from .fake_step import FakeStep, loss_of
+from .recipes import Recipe
 from .regions import find_regions
 from .updates import plan_updates
 
@@ -32,6 +33,7 @@ class Capture:
 
     graph: Graph
     notes: tuple[str, ...]
+    recipes: Mapping[int, Recipe] = field(default_factory=dict, compare=False)  # by op: how to call it again by itself, to time it
 
 
 def capture(model: nn.Module, batch: Any, **options: Any) -> Graph:
@@ -72,10 +74,10 @@ def capture_step(
         trained = {name: parameters[name] for name in step.grads}
         plan = plan_updates(optimizer, masters, dict(model.named_parameters()), trained)
     regions = find_regions(step.calls.calls, step.recorder.records, step.storages.blocks)
-    graph = assemble(step, regions, plan)
+    graph, recipes = assemble(step, regions, plan)
     check_graph(graph)
     notes = [*step.notes(), *_notes_on_parameters(model, parameters, trained), *regions.notes]
-    return Capture(graph, tuple(dict.fromkeys(notes)))
+    return Capture(graph, tuple(dict.fromkeys(notes)), recipes)
 
 
 def _notes_on_parameters(model: nn.Module, parameters: Mapping[str, torch.Tensor], trained: Mapping[str, torch.Tensor]) -> Iterator[str]:

@@ -20,16 +20,19 @@ from ..ir import Phase, Role
 from . import kinds
 from .calls import ROOT, CallTree
 from .cuda_semantics import ESTIMATED_RESERVE_NOTE, RULES
+from .recipes import Recipe, recipe_of
 from .storages import NOWHERE, StorageTable
 from .torch_compat import DEVICE_QUERY, current_node_name, current_node_sequence, next_sequence
 from .values import UNKNOWN, Values
 
 _CPU = torch.device("cpu")
-# In these backward formulas torch writes into a tensor of zeros, except for tensor subclasses: node, op.
+# In these backward formulas torch works in place on a tensor of its own, except for tensor subclasses: node, op.
 _IN_PLACE_ON_REAL_TENSORS = {
     ("IndexBackward0", "index_put"),
     ("GatherBackward0", "scatter_add"),
     ("IndexSelectBackward0", "index_add"),
+    ("BinaryCrossEntropyWithLogitsBackward0", "sub"),
+    ("BinaryCrossEntropyWithLogitsBackward0", "mul"),
 }
 
 
@@ -50,6 +53,7 @@ class Record:
     precision: str = "fp32"
     is_replayable: bool = True
     is_empty: bool = False
+    recipe: Recipe | None = None  # how to call it again by itself
     may_reuse: int | None = None  # the block whose bytes a real tensor would be written into, if nobody else holds it
 
 
@@ -140,10 +144,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_backward = self.phase is Phase.BACKWARD and not self._is_recomputing
         grown = [block for block in mutates if self.storages.blocks[block].role is Role.GRAD]
         name = self._numbered(f"{self.storages.blocks[grown[0]].name}.add" if grown else origin[1])
+        kind = kinds.kind(traits, args, is_backward=is_backward)
         record = Record(
             name=name,
             phase=self.phase,
-            kind=kinds.kind(traits, args, is_backward=is_backward),
+            kind=kind,
             call=origin[0],
             reads=tuple(block for block in reads if block not in mutates),
             writes=tuple(writes),
@@ -151,10 +156,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             in_place=tuple(in_place),
             workspace_bytes=kinds.workspace_bytes(traits, args),
             flops=kinds.flops(func, traits, args, kwargs, out, inputs, outputs),
-            precision=kinds.precision(inputs, outputs),
+            precision=kinds.arithmetic(kind, kinds.precision(inputs, outputs)),
             is_replayable=traits.is_replayable,
             is_empty=traits.is_empty,
             may_reuse=self._reusable(traits.base, is_backward, reads),
+            recipe=recipe_of(func, args, kwargs),
         )
         for place, block in enumerate(writes):
             self.storages.blocks[block].name = name if len(writes) == 1 else f"{name}:{place}"
