@@ -66,6 +66,49 @@ def make_problem(
     return problem.with_budget(budget_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class CapturedModel:
+    """A model's training step, and what it is a step of."""
+
+    name: str
+    graph: Graph
+    parameters: int
+    samples_per_step: int
+    tokens_per_step: int  # 0 where the inputs are not text
+    dtype: str
+    notes: tuple[str, ...]
+    recipes: Mapping[int, Any]  # by op: how to call it again by itself (profile/ops.py)
+
+
+def capture_model(
+    spec: str,
+    *,
+    batch: int | None = None,
+    seq: int | None = None,
+    dtype: str | None = None,
+    optimizer: str = "adamw",
+    lora: int | None = None,
+    masters: str | None = None,
+) -> CapturedModel:
+    """The training step of a zoo name, a Hugging Face config file or package.module:factory, on fake tensors: no GPU, no memory."""
+    from . import zoo
+    from .capture import capture_step, on_fake_tensors
+
+    with on_fake_tensors():
+        found = zoo.resolve(spec, batch=batch, seq=seq, dtype=dtype, lora=lora)
+    captured = capture_step(found.model, found.batch, optimizer=optimizer, autocast=found.autocast, masters=masters)
+    return CapturedModel(
+        name=found.name,
+        graph=captured.graph,
+        parameters=sum(parameter.numel() for parameter in found.model.parameters()),
+        samples_per_step=found.samples_per_step,
+        tokens_per_step=found.tokens_per_step,
+        dtype=found.dtype,
+        notes=captured.notes,
+        recipes=captured.recipes,
+    )
+
+
 # -- one answer -------------------------------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,8 @@ from tierwise.policies import keep_all, zero_offload
 # chain(2): storages 0 batch, 1 a0, 2 a1, 3 d1, 4 d0; ops 0 fwd0, 1 fwd1, 2 loss, 3 bwd1, 4 bwd0
 BATCH, A0, A1, D1, D0 = range(5)
 LEGAL = (
-    Compute(0), Compute(1), Compute(2), Free(A1, "hbm"), Compute(3), Free(A0, "hbm"), Free(D1, "hbm"), Compute(4), Free(BATCH, "hbm"), Free(D0, "hbm"),
+    Compute(0), Compute(1), Compute(2), Free(A1, "hbm"), Compute(3), Free(A0, "hbm"), Free(D1, "hbm"),
+    Compute(4), Free(BATCH, "hbm"), Free(D0, "hbm"),
 )  # fmt: skip
 
 
@@ -173,7 +174,17 @@ def test_capacity_in_list_order():
 
 def test_a_free_after_a_copy_counts_at_its_place_in_the_list():
     # Fetching a0 back before the loss holds it together with batch, a1 and d1.
-    steps = [Compute(0), Compute(1), Copy(A0, "hbm", "dram"), Free(A0, "hbm"), Compute(2), Free(A1, "hbm"), Copy(A0, "dram", "hbm"), Free(A0, "dram"), *LEGAL[4:]]
+    steps = [
+        Compute(0),
+        Compute(1),
+        Copy(A0, "hbm", "dram"),
+        Free(A0, "hbm"),
+        Compute(2),
+        Free(A1, "hbm"),
+        Copy(A0, "dram", "hbm"),
+        Free(A0, "dram"),
+        *LEGAL[4:],
+    ]
     assert peak_bytes(chain(2), Schedule(tuple(steps), {BATCH: ("hbm",)})) == {"hbm": 40, "dram": 10, "nvme": 0}
 
 
@@ -243,7 +254,13 @@ def test_addresses_are_the_same_after_every_step():
     moved = (*legal.steps, Copy(w0, "hbm", "dram"), Free(w0, "hbm"), Copy(w0, "dram", "hbm"), Free(w0, "dram"))
     back = len(legal.steps) + 2
     judge(moved, problem=problem, home=legal.home, addresses=addresses | {(back, w0): 10})
-    refused(moved, "w0 .* is at address 70 in hbm at the end, not at 10 where the step begins", problem=problem, home=legal.home, addresses=addresses | {(back, w0): 70})
+    refused(
+        moved,
+        "w0 .* is at address 70 in hbm at the end, not at 10 where the step begins",
+        problem=problem,
+        home=legal.home,
+        addresses=addresses | {(back, w0): 70},
+    )
 
 
 def test_a_parameter_overwritten_without_being_read():
@@ -301,7 +318,12 @@ def test_versions_order_the_ops():
     b.op("look", UPDATE, [w], [out])
     problem = b.problem()
     look_first = [Compute(0), Compute(2), Compute(1), Free(g, "hbm"), Free(out, "hbm")]
-    refused(look_first, "look needs w .* as it was after write 1, but in hbm it is as after write 0: it has not been written yet", problem=problem, home={w: ("hbm",)})
+    refused(
+        look_first,
+        "look needs w .* as it was after write 1, but in hbm it is as after write 0: it has not been written yet",
+        problem=problem,
+        home={w: ("hbm",)},
+    )
 
 
 def test_skip_connection_is_legal():

@@ -45,11 +45,19 @@ class Recipe:
 
 
 def _runnable(op: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """Ops that stand for a fused kernel while tracing (cuda_semantics.py), as that kernel is called."""
-    if str(op) == "tierwise.rms_norm.default":
-        return torch.ops.aten._fused_rms_norm.default, (*args, None)
-    if str(op) == "tierwise.rms_norm_backward.default":
-        return torch.ops.aten._fused_rms_norm_backward.default, (*args, [True, args[-1] is not None])
+    """What CUDA runs for an op: the fused kernel it stands for while tracing (cuda_semantics.py), and cuDNN's batch norm."""
+    aten = torch.ops.aten
+    match str(op):
+        case "tierwise.rms_norm.default":
+            return aten._fused_rms_norm.default, (*args, None)
+        case "tierwise.rms_norm_backward.default":
+            return aten._fused_rms_norm_backward.default, (*args, [True, args[-1] is not None])
+        case "aten.native_batch_norm.default" if args[1] is not None:
+            return aten.cudnn_batch_norm.default, args
+        case "aten.native_batch_norm_backward.default" if args[2] is not None:
+            grad, tensor, weight, mean, variance, *_, training, epsilon, _ = args
+            _, saved_mean, saved_variance, reserve = aten.cudnn_batch_norm.default(tensor, weight, weight, mean, variance, training, 0.1, epsilon)
+            return aten.cudnn_batch_norm_backward.default, (tensor, grad, weight, mean, variance, saved_mean, saved_variance, epsilon, reserve)
     return op, args
 
 

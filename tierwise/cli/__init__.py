@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import TierwiseError, UnknownName
-from . import compare, machine, plan, policies, simulate
+from . import capture, compare, estimate, machine, plan, policies, simulate
 
 app = typer.Typer(name="tierwise", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -35,6 +35,8 @@ def tierwise(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 VERBS: dict[str, Callable[..., None]] = {
+    "capture": capture.capture,
+    "estimate": estimate.estimate,
     "policies": policies.policies,
     "machine": machine.machine,
     "plan": plan.plan,

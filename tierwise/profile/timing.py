@@ -8,14 +8,17 @@ from collections.abc import Callable
 from typing import Any
 
 
-def device_seconds(work: Callable[[], Any], *, repeats: int = 20, warm_up: int = 3) -> float:
-    """Median seconds of one call on the current CUDA device."""
+def device_seconds(work: Callable[[], Any], *, repeats: int = 20, warm_up: int = 3, rest_seconds: float = 0.0) -> float:
+    """Median seconds of one call on the current CUDA device; with a rest before each, so that the chip is not at its power limit."""
     import torch
 
     for _ in range(warm_up):
         work()
     taken = []
     for _ in range(repeats):
+        if rest_seconds:
+            torch.cuda.synchronize()
+            time.sleep(rest_seconds)
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         work()

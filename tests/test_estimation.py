@@ -1,0 +1,73 @@
+"""The estimate, on steps small enough to check on paper."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from problems import awkward, chain, masters, shared_weight, skip
+
+from tierwise import estimation, machines
+from tierwise.estimation import BatchScale, at_peak, live_bytes
+from tierwise.ir import peak_bytes
+from tierwise.policies import keep_all
+from tierwise.simulate import simulate
+
+
+@pytest.mark.parametrize("make", [chain, skip, shared_weight, masters, awkward])
+def test_live_bytes_are_the_curve_of_keep_all(make):
+    problem = make()
+    assert max(live_bytes(problem.graph)) == peak_bytes(problem, keep_all.plan(problem))["hbm"]
+
+
+def test_bytes_by_role_at_the_peak():
+    problem = chain(2, weight_bytes=5, state_bytes=7)
+    timeline = simulate(problem, keep_all.plan(problem))
+    assert at_peak(timeline, "hbm") == {"param": 10, "optimizer_state": 14, "input": 10, "activation": 30, "grad": 5}  # at bwd1
+
+
+def scale() -> BatchScale:
+    """Activations of ten bytes a sample, weights that do not grow: at one sample and at two."""
+    return BatchScale(chain(2, weight_bytes=5).graph, chain(2, activation_bytes=20, weight_bytes=5).graph, batch=1)
+
+
+def test_a_step_at_another_batch():
+    graph = scale().graph(7)
+    assert {s.name: s.nbytes for s in graph.storages if s.name in ("a0", "w0")} == {"a0": 70, "w0": 5}
+
+
+def test_the_largest_batch_that_fits():
+    # 10 bytes of weights and, at the loss, batch, a0, a1 and d1: 40 bytes a sample. At bwd1: batch, a0, d1, d0 and g1: 40 a sample and 15.
+    sizes = scale()
+    assert sizes.largest_kept(10 + 5 + 3 * 40) == 3
+    assert sizes.largest_kept(10 + 5 + 4 * 40 - 1) == 3
+    for batch, budget in ((3, 135), (4, 175)):
+        problem = dataclasses.replace(chain(2, weight_bytes=5), graph=sizes.graph(batch))
+        assert peak_bytes(problem, keep_all.plan(problem))["hbm"] == budget
+
+
+def test_no_batch_fits_where_the_weights_do_not():
+    assert scale().largest_kept(9) == 0
+
+
+def test_estimate_of_a_tiny_model():
+    pytest.importorskip("torch")
+    found = estimation.estimate("gpt2-tiny", machines.load("rtx4090"))
+    assert found.fits
+    assert found.planned is None
+    assert sum(found.kept.bytes_by_role.values()) == found.kept.peak_bytes
+    assert found.kept.seconds_range.low < found.kept.seconds < found.kept.seconds_range.high
+    assert found.kept.largest_batch > found.batch
+
+
+def test_estimate_where_it_does_not_fit_names_a_plan_or_the_least():
+    pytest.importorskip("torch")
+    rtx = machines.load("rtx4090")
+    kept = estimation.estimate("gpt2-tiny", rtx).kept
+    tight = estimation.estimate("gpt2-tiny", rtx, budget_bytes=int(kept.peak_bytes * 0.9), names=["keep_all", "chen", "vdnn"])
+    assert not tight.fits
+    assert tight.planned is not None
+    assert tight.planned.peak_bytes <= kept.peak_bytes * 0.9
+    hopeless = estimation.estimate("gpt2-tiny", rtx, budget_bytes=1000, names=["keep_all", "chen"])
+    assert hopeless.planned is None
+    assert hopeless.least_bytes is not None

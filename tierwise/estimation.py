@@ -1,0 +1,203 @@
+"""Will it fit, and how fast: a model, a batch and a GPU that need not be here become one honest answer.
+
+The step is captured on fake tensors, its costs are counted (a roofline) and the policies planned as for any other step. What was not measured is
+given as a range. Batch sizes are scaled from two captures: the bytes and flops of every storage and op are affine in the batch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from . import pipeline, policies
+from .ir import Graph, Machine, Problem, Timeline
+
+Progress = Callable[[str], None]
+# What the roofline missed by on real models, as shares of the predicted time: benchmarks/cases/accuracy.py.
+FASTEST, SLOWEST = 0.8, 1.6
+# The CUDA context and the libraries' own memory lie outside the allocator and so outside any budget: benchmarks/cases/accuracy.py.
+UNACCOUNTED_BYTES = 600 << 20
+SLOW_TO_PLAN = frozenset({"checkmate"})  # a solver that may take a minute; asked for by name only
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to run the step on the card."""
+
+    policy: str
+    peak_bytes: int
+    bytes_by_role: dict[str, int]  # at the moment of the peak
+    seconds: float  # as counted
+    seconds_range: Range
+    tokens_per_second: Range | None
+    samples_per_second: Range
+    largest_batch: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    model: str
+    machine: str
+    batch: int
+    dtype: str
+    parameters: int
+    tokens_per_step: int
+    budget_bytes: int
+    unaccounted_bytes: int
+    fits: bool  # with everything kept
+    kept: Way  # everything kept, whether it fits or not
+    planned: Way | None  # the fastest plan within the budget, where keeping everything does not fit
+    least_bytes: int | None  # the smallest budget any policy can do, where none can do this one
+    notes: tuple[str, ...]
+
+
+def estimate(
+    spec: str,
+    machine: Machine,
+    *,
+    budget_bytes: int | None = None,
+    batch: int | None = None,
+    seq: int | None = None,
+    dtype: str | None = None,
+    optimizer: str = "adamw",
+    lora: int | None = None,
+    masters: str | None = None,
+    names: Sequence[str] | None = None,
+    progress: Progress = lambda what: None,
+) -> Estimate:
+    """What a training step of the model would take on a machine. `names`: the policies to try when it does not fit."""
+    progress(f"capturing {spec}")
+    options = {"seq": seq, "dtype": dtype, "optimizer": optimizer, "lora": lora, "masters": masters}
+    one = pipeline.capture_model(spec, batch=batch, **options)
+    progress(f"capturing {spec} at twice the batch")
+    two = pipeline.capture_model(spec, batch=2 * one.samples_per_step, **options)
+    sizes = BatchScale(one.graph, two.graph, one.samples_per_step) if _same_shape(one.graph, two.graph) else None
+    problem = pipeline.make_problem(one.graph, machine, budget_bytes)
+    progress("keep_all")
+    reference = pipeline.reference(problem)
+    fits = reference.row.outcome is pipeline.Outcome.FITS
+    largest = sizes.largest_kept(problem.budget_bytes) if sizes else None
+    kept = _way("keep_all", problem, reference.timeline, one, largest)
+    planned, least = None, None
+    if not fits:
+        tried = [name for name in (names or policies.names()) if name != pipeline.REFERENCE and (names or name not in SLOW_TO_PLAN)]
+        rows = pipeline.compare(problem, tried, on_policy=progress).rows
+        feasible = [row for row in rows if row.outcome is pipeline.Outcome.FITS]
+        if feasible:
+            best = min(feasible, key=lambda row: row.seconds or 0.0)
+            answer = pipeline.answer(problem, best.policy)
+            planned = _way(best.policy, problem, answer.timeline, one, None)
+        else:
+            least = min((row.least_bytes for row in rows if row.least_bytes), default=None)
+    notes = list(one.notes)
+    if sizes is None:
+        notes.append("the step has another shape at twice the batch, so the largest batch is not known")
+    return Estimate(
+        model=one.name,
+        machine=machine.name,
+        batch=one.samples_per_step,
+        dtype=one.dtype,
+        parameters=one.parameters,
+        tokens_per_step=one.tokens_per_step,
+        budget_bytes=problem.budget_bytes,
+        unaccounted_bytes=UNACCOUNTED_BYTES,
+        fits=fits,
+        kept=kept,
+        planned=planned,
+        least_bytes=least,
+        notes=tuple(notes),
+    )
+
+
+def _way(policy: str, problem: Problem, timeline: Timeline, model: pipeline.CapturedModel, largest: int | None) -> Way:
+    seconds = Range(timeline.seconds * FASTEST, timeline.seconds * SLOWEST)
+
+    def per_second(count: int) -> Range:
+        return Range(count / seconds.high, count / seconds.low)
+
+    return Way(
+        policy=policy,
+        peak_bytes=timeline.peak_bytes[problem.device_tier],
+        bytes_by_role=at_peak(timeline, problem.device_tier),
+        seconds=timeline.seconds,
+        seconds_range=seconds,
+        tokens_per_second=per_second(model.tokens_per_step) if model.tokens_per_step else None,
+        samples_per_second=per_second(model.samples_per_step),
+        largest_batch=largest,
+    )
+
+
+def at_peak(timeline: Timeline, tier: str) -> dict[str, int]:
+    """Bytes of each role at the moment when a tier holds most."""
+    curves = timeline.memory[tier]
+    moments = sorted({moment for curve in curves.values() for moment in curve.seconds})
+
+    def held(moment: float) -> dict[str, int]:
+        return {role: curve.nbytes[bisect_right(curve.seconds, moment) - 1] for role, curve in curves.items()}
+
+    if not moments:
+        return {}
+    return held(max(moments, key=lambda moment: sum(held(moment).values())))
+
+
+def _same_shape(one: Graph, two: Graph) -> bool:
+    return [op.name for op in one.ops] == [op.name for op in two.ops] and len(one.storages) == len(two.storages)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchScale:
+    """The same step at any batch, from its graphs at `batch` and at twice that."""
+
+    one: Graph
+    two: Graph
+    batch: int
+
+    def graph(self, batch: int) -> Graph:
+        def scaled(at_one: int, at_two: int) -> int:
+            return at_one + (at_two - at_one) * (batch - self.batch) // self.batch
+
+        return replace(
+            self.one,
+            storages=tuple(replace(a, nbytes=scaled(a.nbytes, b.nbytes)) for a, b in zip(self.one.storages, self.two.storages, strict=True)),
+            ops=tuple(
+                replace(a, flops=scaled(a.flops, b.flops), workspace_bytes=scaled(a.workspace_bytes, b.workspace_bytes))
+                for a, b in zip(self.one.ops, self.two.ops, strict=True)
+            ),
+        )
+
+    def largest_kept(self, budget_bytes: int) -> int:
+        """The largest batch whose step fits with everything kept; 0 if none does."""
+        largest = None
+        for at_one, at_two in zip(live_bytes(self.one), live_bytes(self.two), strict=True):
+            growth = at_two - at_one  # over `batch` more samples
+            if growth > 0:
+                room = budget_bytes - at_one + growth  # beyond what does not grow
+                largest = min(room * self.batch // growth, largest if largest is not None else room * self.batch // growth)
+            elif at_one > budget_bytes:
+                return 0
+        return max(0, largest or 0)
+
+
+def live_bytes(graph: Graph) -> list[int]:
+    """What is held while each op runs if everything is kept from its first use to its last: the curve of keep_all."""
+    change = [0] * (len(graph.ops) + 1)
+    for storage in graph.storages:
+        uses = graph.uses[storage.id]
+        if storage.lasting:
+            change[0] += storage.nbytes
+        elif uses:
+            change[0 if graph.is_there_at_start(storage.id) else uses[0]] += storage.nbytes
+            change[uses[-1] + 1] -= storage.nbytes
+    live, found = 0, []
+    for op, more in zip(graph.ops, change, strict=False):
+        live += more
+        handed_over = sum(graph.storages[new].nbytes for _, new in op.in_place)
+        found.append(live + op.workspace_bytes - handed_over)
+    return found
