@@ -95,12 +95,14 @@ def kept_peak_bytes(graph: Graph) -> int:
 
 
 def saved_bytes(graph: Graph) -> list[int]:
-    """The bytes of each storage that forward makes and backward still uses, smallest first."""
+    """The bytes of each storage that forward makes and backward still uses, smallest first, without what only the loop itself still holds."""
+    held_by_loop = max(op.id for op in graph.ops if op.phase is Phase.BACKWARD)
+    assert graph.ops[held_by_loop].kind == "release"
     found = []
     for storage in graph.storages:
         producer = graph.producer(storage.id)
         if producer is not None and not storage.lasting and graph.ops[producer].phase is Phase.FORWARD:
-            found += [storage.nbytes] * any(graph.ops[use].phase is Phase.BACKWARD for use in graph.uses[storage.id])
+            found += [storage.nbytes] * any(graph.ops[use].phase is Phase.BACKWARD for use in graph.uses[storage.id] if use != held_by_loop)
     return sorted(found)
 
 

@@ -29,9 +29,9 @@ def test_one_linear_layer_is_these_ops():
         # the gradient of sum is one number seen as a 5×3 matrix, so the matmul and the sum read the number itself
         f"backward linear.addmm.backward.mm: backward.ones_like batch.x -> {w}.grad",
         f"backward linear.addmm.backward.sum: backward.ones_like -> {b}.grad",
+        "backward release batch.x and 1 more: batch.x sum -> ",
         f"update {w}.update: {w}.grad ->  mutates {w} {w}.exp_avg {w}.exp_avg_sq",
         f"update {b}.update: {b}.grad ->  mutates {b} {b}.exp_avg {b}.exp_avg_sq",
-        "update release batch.x and 1 more: batch.x sum -> ",
     ]
     assert [(found.name, found.nbytes, found.role, found.lasting) for found in graph.storages] == [
         (w, 48, Role.PARAM, True), (b, 12, Role.PARAM, True), ("batch.x", 80, Role.INPUT, False), ("linear.addmm", 60, Role.ACTIVATION, False),
@@ -41,7 +41,7 @@ def test_one_linear_layer_is_these_ops():
     ]  # fmt: skip
     matmul = graph.ops[0]
     assert (matmul.kind, matmul.flops, matmul.precision) == ("matmul", 2 * 5 * 4 * 3, "fp32")
-    assert [op.kind for op in graph.ops][3:] == ["matmul_backward", "sum_backward", "update", "update", "release"]
+    assert [op.kind for op in graph.ops][3:] == ["matmul_backward", "sum_backward", "release", "update", "update"]
 
 
 def test_a_captured_graph_is_the_same_every_time_and_survives_a_file():
@@ -139,11 +139,11 @@ def test_what_python_holds_longer_is_released_where_it_lets_go():
 
 
 @pytest.mark.parametrize("hold_output", [True, False])
-def test_the_output_is_held_to_the_end_of_the_step_if_the_loop_holds_it(hold_output):
+def test_the_output_is_held_until_backward_is_done_if_the_loop_holds_it(hold_output):
     graph = capture(Transformer(), {"ids": tokens(), "labels": tokens()}, hold_output=hold_output)
     last_use = graph.ops[graph.uses[storage(graph, "head.mm").id][-1]]
     assert last_use.kind == "release"
-    assert last_use.phase is (Phase.UPDATE if hold_output else Phase.FORWARD)
+    assert last_use.phase is (Phase.BACKWARD if hold_output else Phase.FORWARD)
 
 
 def test_a_parameter_without_gradient_is_noted_and_frozen_ones_are_not():

@@ -1,7 +1,8 @@
 """What the trace wrote down becomes a Graph: bytes are reused where a real step reuses them, releases and updates are added, all is numbered.
 
 Where Python or autograd hold a storage longer than any op reads it, an op of kind "release", which costs nothing, reads it at the point where they
-let go: a local variable that lives on, a saved tensor until its node is done, the batch and what the model returned until the step ends.
+let go: a local variable that lives on, a saved tensor until its node is done. The batch and what the model returned, which a training loop keeps until
+the step ends, are released when backward is done: updates allocate nothing, and after them nothing can be computed again.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class _Assembly:
         for place, record in enumerate(self.records):
             self.ops.append(record)
             self._release(released.get(place + 1, []), record.phase, record.call)
+        self._release(released.get(_END_OF_STEP, []), Phase.BACKWARD, ROOT)
         self._add_updates()
-        self._release(released.get(_END_OF_STEP, []), Phase.UPDATE, ROOT)
         kept = self._kept_blocks()
         number = {block: place for place, block in enumerate(kept)}
         ops = tuple(self._op(place, record, number) for place, record in enumerate(self.ops))
@@ -85,10 +86,10 @@ class _Assembly:
             for block in (*record.reads, *record.writes, *record.mutates):
                 last_use[block] = place
         consumed = {old for record in self.records for old, _ in record.in_place}
-        grads = set(self.step.grads.values())
+        updated_from = {block for name, block in self.step.grads.items() if name in self.plan}
         found: dict[int, list[int]] = defaultdict(list)
         for number, held in enumerate(self.blocks):
-            if held.lasting or number in consumed or number in grads:
+            if held.lasting or number in consumed or number in updated_from:
                 continue
             if held.freed_at is None:
                 found[_END_OF_STEP].append(number)

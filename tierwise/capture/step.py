@@ -1,6 +1,6 @@
 """A module and a batch become a Graph: trace one step, find its regions, add the update of each parameter.
 
-The step is the ordinary loop's, so `out`, `loss` and the batch are held until the end of it:
+The step is the ordinary loop's, so `out`, `loss` and the batch are held while backward runs:
 
     out = model(**batch); loss = out.loss; loss.backward(); optimizer.step(); optimizer.zero_grad(set_to_none=True)
 
