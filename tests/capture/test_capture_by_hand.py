@@ -113,8 +113,10 @@ def test_tied_weights_are_one_storage_with_one_gradient_and_one_update():
 def test_batch_norm_marks_the_buffers_it_overwrites():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten())
     graph = capture(model, [torch.ones(2, 3, 6, 6)], loss=lambda out: out.sum())
-    norm = named(graph, "1.batch_norm")
-    assert storage_names(graph, norm.mutates) == ["1.running_mean", "1.running_var"]
+    norm, running = named(graph, "1.batch_norm"), named(graph, "1.batch_norm.running")
+    assert storage_names(graph, running.mutates) == ["1.running_mean", "1.running_var"]
+    assert running.reads == norm.writes[1:]
+    assert norm.mutates == ()  # so it can be computed again
     assert storage_names(graph, named(graph, "1.add").mutates) == ["1.num_batches_tracked"]
     assert [graph.storages[number].nbytes for number in norm.writes] == [2 * 8 * 4 * 4 * 4, 8 * 4, 8 * 4]
     assert named(graph, "0.convolution").kind == "conv2d"

@@ -1,8 +1,8 @@
 """What the trace wrote down becomes a Graph: bytes are reused where a real step reuses them, releases and updates are added, all is numbered.
 
 Where Python or autograd hold a storage longer than any op reads it, an op of kind "release", which costs nothing, reads it at the point where they
-let go: a local variable that lives on, a saved tensor until its node is done. The batch and what the model returned, which a training loop keeps until
-the step ends, are released when backward is done: updates allocate nothing, and after them nothing can be computed again.
+let go: a local variable that lives on, a saved tensor until its node is done. The batch and what the model returned, which a training loop keeps
+until the step ends, are released when backward is done: updates allocate nothing, and after them nothing can be computed again.
 """
 
 from __future__ import annotations

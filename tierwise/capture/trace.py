@@ -166,6 +166,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.storages.blocks[block].name = name if len(writes) == 1 else f"{name}:{place}"
         if traits.base == "_cudnn_rnn":
             self.notes.append(ESTIMATED_RESERVE_NOTE)
+        self._append(record)
+        if traits.base == "native_batch_norm" and mutates:
+            # The kernel does both at once, but normalising again is harmless and moving the averages again is not.
+            record.mutates = ()
+            self._append(Record(f"{name}.running", self.phase, "running_statistics", origin[0], tuple(writes[1:]), (), tuple(mutates)))
+
+    def _append(self, record: Record) -> None:
         self.records.append(record)
         self.storages.now = len(self.records)
 
