@@ -1,0 +1,59 @@
+"""One option of a region class as something to call in place of the module's forward, shared by all layers of the class.
+
+    option_forward = compile_option(Block.forward, option)
+    y = option_forward(block, x)            # any block of the class: parameters are inputs of the graph, so there is one compilation
+
+Hooks of `torch.autograd.graph.saved_tensors_hooks` placed around the call see every tensor it saves, parameters and inputs as themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from .options import Option
+from .partition import OptionPartitioner
+from .torch_compat import aot_with_partition, inductor_with_partition
+from .tracing import as_one_graph, capture_errors_explained
+
+__all__ = ["CompiledOption", "compile_option"]
+
+
+class CompiledOption:
+    """`forward(module, *args, **kwargs)` with the option's choice of saved values. Compiled at the first call, again for other shapes."""
+
+    def __init__(self, forward: Callable[..., Any], option: Option, *, compile: bool, precision_casts: bool, donate: bool) -> None:
+        self.option = option
+        self.compilations = 0
+        partitioner = OptionPartitioner(option, compiled=compile)
+
+        def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            self.compilations += 1
+            if compile:
+                return inductor_with_partition(gm, inputs, partitioner, precision_casts=precision_casts, donate=donate)
+            return aot_with_partition(gm, inputs, partitioner)
+
+        self._plain = forward
+        self._one_graph = as_one_graph(forward, backend, f"option_{option.name}".replace("-", "_"))
+
+    def __call__(self, module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        """Without gradients nothing is saved, and the module's own forward runs: an evaluation should not wait for a compiler."""
+        if not torch.is_grad_enabled():
+            return self._plain(module, *args, **kwargs)
+        with capture_errors_explained():
+            return self._one_graph(module, *args, **kwargs)
+
+
+def compile_option(
+    forward: Callable[..., Any], option: Option, *, compile: bool = True, precision_casts: bool = True, donate: bool = True
+) -> CompiledOption:
+    """The option of `describe(forward, ...)` with the same switches, ready to call.
+
+    `forward` takes the module first, like `Block.forward`. With `compile` False the graphs run op by op, with the bits of eager.
+    `precision_casts` rounds to 16 bits where eager would, even between fused ops: what is recomputed then has the bits of what was not saved.
+    `donate` lets compiled code overwrite saved tensors once it has read them, which rules out a second backward through the same graph.
+    """
+    return CompiledOption(forward, option, compile=compile, precision_casts=precision_casts, donate=donate)

@@ -1,0 +1,146 @@
+"""The only file of regions that touches private names of torch; all of them are in 2.11 and in 2.13, with these arguments.
+
+Each name is wrapped in a function or re-exported under a plain one, so that when torch moves something there is one line to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
+from torch._functorch import config as functorch_config
+from torch._functorch.compile_utils import fx_graph_cse, raise_getitems
+from torch._functorch.partitioners import (
+    _extract_fwd_bwd_modules,
+    min_cut_rematerialization_partition,
+    reordering_to_mimic_autograd_engine,
+)
+from torch._guards import TracingContext
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.graph import _BoxedCodeGen
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+
+__all__ = [
+    "CAPTURE_ERRORS", "Backend", "CustomPartitionerFn", "FakeTensor", "aot_with_partition", "flops_of", "has_flop_formula", "inductor_with_partition",
+    "inner_error", "is_higher_order", "min_cut_saved", "ordered_for_memory", "split_graph", "with_early_parts", "without_duplicates",
+]  # fmt: skip
+
+Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+Partition = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
+
+CAPTURE_ERRORS: tuple[type[Exception], ...] = (TorchDynamoException, FailOnRecompileLimitHit)
+"""What torch.compile raises when it cannot make one graph of a function, or cannot compile it."""
+
+
+def inner_error(error: BaseException) -> BaseException | None:
+    """What a backend raised, where this is torch's report of it."""
+    return error.inner_exception if isinstance(error, BackendCompilerFailed) else None
+
+
+def inductor_with_partition(
+    gm: fx.GraphModule, inputs: Sequence[Any], partitioner: CustomPartitionerFn, *, precision_casts: bool, donate: bool, compiler: Any = None
+) -> Callable[..., Any]:
+    patches = {
+        "custom_partitioner_fn": partitioner,
+        "emulate_precision_casts": precision_casts,
+        "layout_optimization": False,  # would turn a convolution's input and weight into copies in another layout, and save those
+    }
+    inner = compiler or (compile_fx_inner if donate else _compile_without_donation)
+    # Backward is compiled at once rather than when it first runs: if it cannot be, there is still time to do something else.
+    with functorch_config.patch(donated_buffer=donate, force_non_lazy_backward_lowering=True):
+        compiled: Any = compile_fx(gm, inputs, inner_compile=inner, config_patches=patches)
+        return compiled  # type: ignore[no-any-return]
+
+
+def aot_with_partition(gm: fx.GraphModule, inputs: Sequence[Any], partition: Partition, *, compiler: Any = None) -> Callable[..., Any]:
+    """Forward and backward op by op. Nothing is overwritten: the same saved tensors can serve a second backward."""
+    backend = aot_autograd(fw_compiler=compiler or _boxed, partition_fn=partition, keep_inference_input_mutations=True)
+    with functorch_config.patch(donated_buffer=False):
+        return backend(gm, inputs)  # type: ignore[no-any-return]
+
+
+def _boxed(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Runs a graph op by op. It takes its arguments in a list and empties it, so that each is freed after its last use."""
+    _forget_donations()
+    gm.graph.set_codegen(_BoxedCodeGen())
+    gm.recompile()
+    forward = gm.forward
+
+    def run(arguments: list[Any]) -> Any:
+        return forward(arguments)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _compile_without_donation(*args: Any, **kwargs: Any) -> Any:
+    _forget_donations()
+    return compile_fx_inner(*args, **kwargs)
+
+
+def _forget_donations() -> None:
+    """Say that no saved tensor may be overwritten. When the setting is off while compiling and on later, as it is by default, torch takes the
+    missing answer for a yes and refuses a second backward."""
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
+
+
+def without_duplicates(gm: fx.GraphModule) -> None:
+    """Drop dead ops and merge equal ones, as torch's own partitioner does first."""
+    gm.graph.eliminate_dead_code()
+    gm.graph = fx_graph_cse(gm.graph)
+    gm.recompile()
+
+
+def min_cut_saved(gm: fx.GraphModule, static_inputs: Sequence[int], forward_outputs: int) -> list[str]:
+    """The names of what torch's own partitioner would save. It works on a copy."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in gm.graph.nodes:
+        copies[node] = graph.node_copy(node, lambda old: copies[old])
+    forward, _ = min_cut_rematerialization_partition(
+        fx.GraphModule(gm, graph), None, num_fwd_outputs=forward_outputs, static_lifetime_input_indices=list(static_inputs)
+    )
+    (output,) = forward.graph.find_nodes(op="output")
+    return [node.name for node in output.args[0][forward_outputs:] if isinstance(node, fx.Node)]
+
+
+def split_graph(gm: fx.GraphModule, saved: list[fx.Node], forward_outputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Forward and backward of a joint graph, the saved nodes in between."""
+    return _extract_fwd_bwd_modules(gm, saved, [], num_fwd_outputs=forward_outputs)  # type: ignore[no-any-return]
+
+
+def ordered_for_memory(gm: fx.GraphModule) -> fx.GraphModule:
+    """A backward graph in which what is computed again comes just before its first use."""
+    return raise_getitems(reordering_to_mimic_autograd_engine(gm))  # type: ignore[no-any-return]
+
+
+def with_early_parts(gm: fx.GraphModule) -> fx.GraphModule:
+    """A graph in which an op's several results are taken apart at once, so that those nobody needs are freed."""
+    return raise_getitems(gm)  # type: ignore[no-any-return]
+
+
+def flops_of(op: Any, args: Any, kwargs: Any, out: Any) -> int:
+    """Multiplications and additions of a matmul, convolution or attention; 0 for every other op."""
+    packet = getattr(op, "overloadpacket", None)
+    if packet in flop_registry:
+        return int(flop_registry[packet](*args, **kwargs, out_val=out))
+    if "attention" in str(packet) and len(args) >= 3:  # kernels without a formula of their own, like the CPU's
+        return int(sdpa_flop_count(*(tensor.shape for tensor in args[:3])))  # type: ignore[no-untyped-call]
+    return 0
+
+
+def has_flop_formula(op: Any) -> bool:
+    return getattr(op, "overloadpacket", None) in flop_registry
+
+
+def is_higher_order(op: Any) -> bool:
+    """Ops over functions: what they do besides computing their result is not known here."""
+    return isinstance(op, torch._ops.HigherOrderOperator)
