@@ -11,8 +11,9 @@ from typing import Any
 
 from . import machines, policies
 from .errors import BadFile, BadInput, ForeignFile, InfeasibleBudget, MissingTier, TierwiseError
-from .ir import Compute, Copy, Graph, Machine, Problem, Schedule, Timeline, peak_bytes, serial
-from .profile.roofline import roofline_costs
+from .ir import Compute, Copy, Costs, Graph, Machine, Problem, Schedule, Timeline, peak_bytes, serial
+from .lower import Coarse, CompiledRegion, coarsen
+from .profile.roofline import fused_costs, roofline_costs
 from .simulate import lower_bound_seconds, simulate
 from .units import format_bytes, parse_bytes
 
@@ -78,6 +79,7 @@ class CapturedModel:
     dtype: str
     notes: tuple[str, ...]
     recipes: Mapping[int, Any]  # by op: how to call it again by itself (profile/ops.py)
+    made: Any  # the model and its batch, on fake tensors
 
 
 def capture_model(
@@ -106,7 +108,54 @@ def capture_model(
         dtype=found.dtype,
         notes=captured.notes,
         recipes=captured.recipes,
+        made=found,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledStep:
+    """A step whose repeated blocks are compiled, each block one op forward and one backward."""
+
+    coarse: Coarse
+    compiled: Mapping[int, CompiledRegion]  # by region class
+    notes: tuple[str, ...]  # of blocks that cannot be compiled, and why
+
+
+def compiled_step(model: CapturedModel) -> CompiledStep:
+    """The captured step as it is with every repeated block compiled and keeping what the compiler keeps."""
+    from .capture import region_examples
+    from .errors import CannotCapture
+    from .regions import options
+    from .regions.joint import describe
+
+    graph = model.graph
+    calls = [call.region for call in graph.calls]
+    compiled: dict[int, CompiledRegion] = {}
+    notes = []
+    with region_examples(model.made.model, model.made.batch, graph, autocast=model.made.autocast) as examples:
+        for region in graph.regions:
+            if calls.count(region.id) < 2 or region.id not in examples:
+                continue
+            example = examples[region.id]
+            try:
+                keep = options(describe(type(example.module).forward, example.module, example.args, example.kwargs))[0]
+            except CannotCapture as error:
+                notes.append(f"{region.example} ({region.kind}) is not compiled: {error}")
+                continue
+            compiled[region.id] = CompiledRegion(keep.saved_bytes, keep.input_bytes > 0, keep.output_bytes > 0)
+    return CompiledStep(coarsen(graph, compiled), compiled, tuple(notes))
+
+
+def compiled_problem(model: CapturedModel, step: CompiledStep, machine: str | Path | Machine, costs: Costs | None = None) -> Problem:
+    """The compiled step on a machine; `costs` of the fine graph's ops, fused rooflines if not given."""
+    on = machine if isinstance(machine, Machine) else machines.load(machine)
+    fine = (costs or fused_costs(model.graph, on)).op_seconds
+    seconds = {}
+    for place, members in enumerate(step.coarse.members):
+        for processor in on.processors:
+            if all((member, processor.name) in fine for member in members):
+                seconds[place, processor.name] = sum(fine[member, processor.name] for member in members)
+    return Problem(step.coarse.graph, on, Costs(seconds))
 
 
 # -- one answer -------------------------------------------------------------------------------------------------------------------------

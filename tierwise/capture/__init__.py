@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .fakes import on_fake_tensors
-    from .joint import Joint, Joints, capture_joints
+    from .joint import Joint, Joints, RegionExample, capture_joints, region_examples
     from .step import Capture, capture, capture_step
 
-__all__ = ["Capture", "Joint", "Joints", "capture", "capture_joints", "capture_step", "on_fake_tensors"]
+__all__ = ["Capture", "Joint", "Joints", "RegionExample", "capture", "capture_joints", "capture_step", "on_fake_tensors", "region_examples"]
 
 
 def __getattr__(name: str) -> Any:

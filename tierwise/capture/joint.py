@@ -82,6 +82,33 @@ def capture_joint(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     return _Reader(name, graph_module).joint()
 
 
+@dataclass(frozen=True, slots=True)
+class RegionExample:
+    """A region class's module on fake tensors, and what it is called with the first time in the step."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@contextlib.contextmanager
+def region_examples(model: nn.Module, batch: Any, graph: Graph, *, autocast: torch.dtype | str | None = None) -> Iterator[dict[int, RegionExample]]:
+    """One example call of each region class of a captured step, for as long as fake tensors, CUDA's semantics and autocast are on."""
+    step = FakeStep(model, batch, autocast)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(step.mode)
+        with _arguments_of({region.example for region in graph.regions}, step.model) as arguments:
+            step.run_forward()
+        stack.enter_context(cuda_autocast_lists())
+        stack.enter_context(cuda_semantics())
+        stack.enter_context(cuda_autocast(step.autocast))
+        yield {
+            region.id: RegionExample(step.model.get_submodule(region.example), *arguments[region.example])
+            for region in graph.regions
+            if region.example in arguments
+        }
+
+
 @contextlib.contextmanager
 def _arguments_of(wanted: set[str], model: nn.Module) -> Iterator[dict[str, tuple[tuple[Any, ...], dict[str, Any]]]]:
     """What each wanted submodule is called with the first time, as leaves."""

@@ -85,10 +85,13 @@ def _thaw(value: Any, device: torch.device) -> Any:
 
 def _tensor(spec: TensorSpec, device: torch.device) -> torch.Tensor:
     """Random numbers, because zeros run faster than data ever does; indices and masks that are valid whatever they index."""
-    made = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=device)
+    once = tuple(1 if stride == 0 else size for size, stride in zip(spec.shape, spec.stride, strict=True))  # expanded: one in memory
+    made = torch.empty_strided(once, spec.stride, dtype=spec.dtype, device=device)
     if spec.dtype.is_floating_point and spec.dtype.itemsize >= 2:
-        return made.normal_()
-    return made.fill_(spec.dtype is torch.bool)
+        made.normal_()
+    else:
+        made.fill_(spec.dtype is torch.bool)
+    return made.expand(spec.shape)
 
 
 def _specs(value: Any) -> list[TensorSpec]:

@@ -41,6 +41,7 @@ class Processor:
     flops_per_second: Mapping[str, float] = field(default_factory=dict)  # by precision, sustained
     bytes_per_second: float = 0.0  # its own memory bandwidth, sustained
     launch_seconds: float = 0.0  # the least an op costs
+    library_bytes: int = 0  # what its libraries take from the allocator for themselves, such as cuBLAS's workspace
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ ROTATED_BYTES = 1 << 28  # several times the largest cache
 MAX_SETS = 8
 # A chip that multiplies matrices without pause slows down by a seventh to stay within its power; in a step it has other work in between.
 BURST_SECONDS, REST_SECONDS = 2e-3, 4e-3
-RELEASE = "release"
 Progress = Callable[[int, int], None]
 
 
@@ -69,9 +68,7 @@ def measured_costs(
         remembered.save()
     table = dict(roofline_costs(graph, machine).op_seconds)
     for op in graph.ops:
-        if op.kind == RELEASE:
-            table[op.id, machine.device.name] = 0.0
-        elif op.phase is not Phase.UPDATE and (key := wanted.get(op.id)) in remembered.seconds:
+        if op.phase is not Phase.UPDATE and (key := wanted.get(op.id)) in remembered.seconds:
             table[op.id, machine.device.name] = remembered.seconds[key]
     return Costs(table)
 
