@@ -40,7 +40,6 @@ def run() -> list[dict[str, Any]]:
             rows += rows_of(name, batch, seq)
         except Exception:
             rows.append({"case": name, "way": "failed", "error": traceback.format_exc()[-1500:]})
-        print(rows[-1], flush=True)
     return rows
 
 
@@ -71,7 +70,7 @@ def rows_of(name: str, batch: int, seq: int | None) -> list[dict[str, Any]]:
             "seconds_error": profiled.seconds / measured["seconds"] - 1,
             "roofline_error": roofline.seconds / measured["seconds"] - 1,
             "peak_error": (roofline.peak_bytes + machine.device.library_bytes) / measured["peak_bytes"] - 1,
-            "batch": batch, "seq": seq,
+            "batch": batch, "seq": seq, "notes": list(compiled.notes) if way == "compiled" else [],
         })  # fmt: skip
         print(rows[-1], flush=True)
     return rows
