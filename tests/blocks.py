@@ -1,4 +1,4 @@
-"""Tiny blocks of four families, three steps of training on them, and what a call saves."""
+"""Tiny blocks of several families, three steps of training on them, and what a call saves."""
 
 from __future__ import annotations
 
@@ -89,6 +89,20 @@ class ExpertsBlock(nn.Module):
             inner = F.gelu(torch.bmm(tokens.unsqueeze(1), self.up[chosen[:, place]]))
             mixed = mixed.index_add(0, torch.arange(len(tokens)), weights[:, place, None] * torch.bmm(inner, self.down[chosen[:, place]]).squeeze(1))
         return x + mixed.view_as(x)
+
+
+class RestlessBlock(nn.Module):
+    """Overwrites a buffer after reading it."""
+
+    def __init__(self, hidden: int = 32) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.rand(hidden))
+        self.linear = nn.Linear(hidden, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.gelu(x + self.shift)
+        self.shift.mul_(0.5)
+        return F.dropout(self.linear(y), 0.2)
 
 
 def example(block: nn.Module) -> Tensor:

@@ -13,6 +13,7 @@ import argparse
 import gc
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -203,6 +204,8 @@ class _Setup:
         gc.collect()
         if self.cuda:
             torch.cuda.empty_cache()
+            if torch.cuda.memory_allocated() > 1e9:
+                print(f"{torch.cuda.memory_allocated() / 1e9:.1f} GB are still allocated: the next peak is that much too high", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 import torch
-from blocks import BertBlock, ConvBlock, ExpertsBlock, LlamaBlock, example, saved_tensors, storage_bytes, train
+from blocks import BertBlock, ConvBlock, ExpertsBlock, LlamaBlock, RestlessBlock, example, saved_tensors, storage_bytes, train
 from torch import Tensor, nn
 
 from tierwise.regions import Option, options, torch_compat
@@ -16,7 +16,7 @@ from tierwise.regions.compiled import CompiledOption, compile_option
 from tierwise.regions.joint import describe
 
 # Tracing takes a second or two for each: the two blocks with the most to choose from in full, of the others the ends and the middle.
-BLOCKS = [(LlamaBlock, 6), (BertBlock, 6), (ConvBlock, 4), (ExpertsBlock, 3)]
+BLOCKS = [(LlamaBlock, 6), (BertBlock, 6), (ConvBlock, 4), (ExpertsBlock, 3), (RestlessBlock, 2)]
 
 
 def layers_of(kind: type[nn.Module]) -> nn.ModuleList:

@@ -52,7 +52,8 @@ def compile_option(
 ) -> CompiledOption:
     """The option of `describe(forward, ...)` with the same switches, ready to call.
 
-    `forward` takes the module first, like `Block.forward`. With `compile` False the graphs run op by op, with the bits of eager.
+    `forward` takes the module first, like `Block.forward`. With `compile` False the graphs run op by op, with the bits of eager
+    (of a module that uses every random number it draws: torch does not draw the others).
     `precision_casts` rounds to 16 bits where eager would, even between fused ops: what is recomputed then has the bits of what was not saved.
     `donate` lets compiled code overwrite saved tensors once it has read them, which rules out a second backward through the same graph.
     """

@@ -56,7 +56,6 @@ def split(
     forward, backward = split_graph(joint, between, forward_outputs)
     _plain_where_nothing_is_repeated(forward, handover.saved)
     _draw_the_same_numbers(backward)
-    _without_dead_ops(backward)
     return with_early_parts(forward), ordered_for_memory(backward)
 
 
@@ -77,13 +76,4 @@ def _draw_the_same_numbers(backward: fx.GraphModule) -> None:
     for node in backward.graph.nodes:
         if node.target is draw:
             node.target = draw_again
-    backward.recompile()
-
-
-def _without_dead_ops(backward: fx.GraphModule) -> None:
-    """A random op counts as having an effect, so torch leaves it in backward even when only its saved results are read there."""
-    for node in reversed(list(backward.graph.nodes)):
-        if node.op == "call_function" and not node.users and ops.is_random(node):
-            backward.graph.erase_node(node)
-    backward.graph.eliminate_dead_code()
     backward.recompile()

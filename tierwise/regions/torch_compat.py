@@ -118,7 +118,7 @@ def split_graph(gm: fx.GraphModule, saved: list[fx.Node], forward_outputs: int) 
 
 
 def ordered_for_memory(gm: fx.GraphModule) -> fx.GraphModule:
-    """A backward graph in which what is computed again comes just before its first use."""
+    """A backward graph in which what is computed again comes just before its first use, and nothing without a use is left, not even a random op."""
     return raise_getitems(reordering_to_mimic_autograd_engine(gm))  # type: ignore[no-any-return]
 
 
