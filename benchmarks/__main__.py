@@ -1,7 +1,8 @@
 """Run benchmark cases and keep what they say: `python -m benchmarks [CASE...] --machine NAME`; without cases, only RESULTS.md is made again.
 
-A case is a file in cases/: its docstring says what is measured, NEEDS what it needs, and run() returns rows for COLUMNS. A result is one JSON file
-under results/<machine>/, with the commit and the command; RESULTS.md is made from the latest of each and from nothing else.
+A case is a file in cases/: its docstring says what is measured, NEEDS what it needs, and run() returns rows: of named fields where ways are compared
+(results.py says which; BASELINE names the way the others are compared with), or of values for COLUMNS. A result is one JSON file under
+results/<machine>/, with the commit and the command; RESULTS.md is made from the latest of each and from nothing else.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import json
 import os
 import platform
 import shlex
-import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from benchmarks import results
 
 HERE = Path(__file__).parent
 
@@ -34,8 +36,17 @@ def main() -> None:
         case = importlib.import_module(f"benchmarks.cases.{name}")
         if case.NEEDS == "cuda" and not _has_cuda():
             parser.error(f"{name} needs a CUDA device, and there is none here")
+        if case.NEEDS == "traces":
+            parser.error(f"{name} needs recorded steps: python -m benchmarks.cases.{name} --traces DIR")
         print(f"running {name}", file=sys.stderr)
-        print("wrote", save(name, chosen.machine, case.COLUMNS, case.run()))
+        if hasattr(case, "COLUMNS"):
+            path = save(name, chosen.machine, case.COLUMNS, case.run())
+        else:
+            versions = {"device": _device(), **results.installed_versions()}
+            path = results.write(
+                name, case.run(), machine=chosen.machine, command=_command(), baseline=getattr(case, "BASELINE", None), versions=versions
+            )
+        print("wrote", path)
     (HERE / "RESULTS.md").write_text(results_page(), encoding="utf-8")
     print("wrote", HERE / "RESULTS.md")
 
@@ -52,8 +63,8 @@ def save(case: str, machine: str, columns: list[str], rows: list[list[Any]]) -> 
         "case": case,
         "machine": machine,
         "date": date,
-        "commit": _commit(),
-        "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
+        "commit": results.commit(),
+        "command": _command(),
         "with": _versions(),
         "columns": columns,
         "rows": rows,
@@ -63,23 +74,11 @@ def save(case: str, machine: str, columns: list[str], rows: list[list[Any]]) -> 
 
 
 def results_page() -> str:
-    latest: dict[tuple[str, str], dict[str, Any]] = {}
-    for path in sorted((HERE / "results").glob("*/*.json")):
-        result = json.loads(path.read_text(encoding="utf-8"))
-        latest[result["machine"], result["case"]] = result
-    parts = ["# Results\n\nMade from the files in `results/` by `python -m benchmarks`; nothing here is typed in."]
-    for (machine, case), result in sorted(latest.items()):
-        doc = (importlib.import_module(f"benchmarks.cases.{case}").__doc__ or "").split("\n")[0]
-        parts.append(f"\n## {case} on {machine}\n\n{doc}\n\n{result['with']}, {result['date']}, commit {result['commit']}: `{result['command']}`\n")
-        parts.append("| " + " | ".join(result["columns"]) + " |\n|" + "---|" * len(result["columns"]))
-        parts += ["| " + " | ".join(_cell(value) for value in row) + " |" for row in result["rows"]]
-    return "\n".join(parts) + "\n"
+    return results.page(HERE)
 
 
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return "-" if value is None else str(value)
+def _command() -> str:
+    return shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
 
 
 def _has_cuda() -> bool:
@@ -88,18 +87,16 @@ def _has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
+def _device() -> str:
+    import torch
+
+    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
+
+
 def _versions() -> str:
     import torch
 
-    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
-    return f"{device}, Python {platform.python_version()}, torch {torch.__version__}"
-
-
-def _commit() -> str:
-    if "GIT_COMMIT" in os.environ:  # a copy without its history
-        return os.environ["GIT_COMMIT"]
-    found = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude", "*"], cwd=HERE, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
+    return f"{_device()}, Python {platform.python_version()}, torch {torch.__version__}"
 
 
 if __name__ == "__main__":

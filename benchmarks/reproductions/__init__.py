@@ -1,0 +1,1 @@
+"""What others published for steps they recorded, and what our policies, judge and clock make of the same steps."""

@@ -1,0 +1,162 @@
+"""Result files and the page made from them: `python -m benchmarks.results` makes RESULTS.md again.
+
+A result is one file, results/<machine>/<date>-<case>.json; <machine> is "simulated" where nothing ran on hardware:
+
+    {machine, date, commit, command, versions, baseline,
+     rows: [{case, way, budget_bytes, peak_bytes, seconds, ratio, predicted_seconds, predicted_peak_bytes, ...}]}
+
+`ratio` is seconds against the row of the way named by `baseline`, of the same case in the same file; a field without a meaning is null; a row may
+have more fields. Rates and the like, which compare nothing, have `columns` and rows of values instead.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tierwise.units import format_bytes
+
+HERE = Path(__file__).parent
+FIELDS = ("case", "way", "budget_bytes", "peak_bytes", "seconds", "ratio", "predicted_seconds", "predicted_peak_bytes")
+PACKAGES = ("torch", "numpy", "scipy")
+
+Row = dict[str, Any]
+Result = dict[str, Any]
+
+
+def write(
+    case: str,
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    machine: str,
+    command: str,
+    baseline: str | None = None,
+    versions: Mapping[str, str] | None = None,
+    here: Path = HERE,
+) -> Path:
+    """Keep the rows of one run. Where a row has no ratio and its case has a row of the baseline, it gets one."""
+    date = datetime.now(UTC).date().isoformat()
+    result = {
+        "machine": machine,
+        "date": date,
+        "commit": commit(),
+        "command": command,
+        "versions": dict(versions or installed_versions()),
+        "baseline": baseline,
+        "rows": _with_ratios([dict.fromkeys(FIELDS) | dict(row) for row in rows], baseline),
+    }
+    path = here / "results" / machine / f"{date}-{case}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
+
+
+def _with_ratios(rows: list[Row], baseline: str | None) -> list[Row]:
+    reference = {row["case"]: row["seconds"] for row in rows if row["way"] == baseline}
+    for row in rows:
+        if row["ratio"] is None and row["seconds"] is not None and reference.get(row["case"]):
+            row["ratio"] = row["seconds"] / reference[row["case"]]
+    return rows
+
+
+def installed_versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str:
+    if "GIT_COMMIT" in os.environ:  # a copy without its history
+        return os.environ["GIT_COMMIT"]
+    found = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude", "*"], cwd=HERE, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------------------------
+
+
+def page(here: Path = HERE) -> str:
+    """The latest result of each case on each machine."""
+    latest: dict[tuple[str, str], Result] = {}
+    for path in sorted((here / "results").glob("*/*.json")):
+        latest[path.parent.name, path.stem.split("-", 3)[3]] = json.loads(path.read_text(encoding="utf-8"))
+    parts = ["# Results\n\nMade from the files in `results/` by `python -m benchmarks`; nothing here is typed in.\n"]
+    for (machine, case), result in sorted(latest.items()):
+        with_what = result["with"] if "with" in result else ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+        parts.append(
+            f"\n## {case} on {machine}\n\n{_about(case)}\n\n{with_what}, {result['date']}, commit {result['commit']}: `{result['command']}`\n"
+        )
+        parts += _table(result["columns"], result["rows"]) if "columns" in result else _comparison(result["rows"])
+    return "\n".join(parts) + "\n"
+
+
+def _about(case: str) -> str:
+    """The first line of the docstring of what made it."""
+    module = f"reproductions.{case.removeprefix('reproduce-')}" if case.startswith("reproduce-") else f"cases.{case}"
+    return (importlib.import_module(f"benchmarks.{module}").__doc__ or "").split("\n")[0]
+
+
+def _comparison(rows: list[Row]) -> list[str]:
+    by_share = [row for row in rows if "budget_share" in row]
+    others = [row for row in rows if "budget_share" not in row]
+    lines = _by_share(by_share) if by_share else []
+    fields = [field for field in dict.fromkeys(key for row in others for key in row) if any(row.get(field) is not None for row in others)]
+    heads = [field.removesuffix("_bytes").replace("_", " ") for field in fields]
+    return lines + ([""] if lines and others else []) + (_table(heads, [[_value(field, row.get(field)) for field in fields] for row in others]))
+
+
+def _by_share(rows: list[Row]) -> list[str]:
+    """One line for each way, one column for each budget: ours, and theirs if it differs."""
+    shares = sorted({row["budget_share"] for row in rows}, reverse=True)
+    cells = {(row["case"], row["way"], row["budget_share"]): _against_published(row) for row in rows}
+    ways = dict.fromkeys((row["case"], row["way"]) for row in rows)
+    equal = sum("(" not in cell for cell in cells.values())
+    text = "Step time against everything kept, by budget as a share of the peak with everything kept; "
+    text += f"{equal} of {len(rows)} equal the published value, which stands beside the others.\n"
+    return [text, *_table(["case", "way", *map(str, shares)], [[*way, *(cells.get((*way, share)) for share in shares)] for way in ways])]
+
+
+def _against_published(row: Row) -> str:
+    ours = row.get("outcome") or f"{row['ratio']:.4f}"
+    published = row.get("published_ratio")
+    theirs = f"{published:.4f}" if isinstance(published, float) else published
+    return ours if theirs in (None, ours) else f"{ours} ({theirs})"
+
+
+def _table(heads: list[str], rows: list[list[Any]]) -> list[str]:
+    if not rows:
+        return []
+    return ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads), *("| " + " | ".join(_cell(value) for value in row) + " |" for row in rows)]
+
+
+def _value(field: str, value: Any) -> Any:
+    if value is None:
+        return None
+    if field.endswith("_bytes"):
+        return format_bytes(value)
+    return f"{value:.4f}" if field == "ratio" else value
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        value = "; ".join(map(str, value))
+    return "-" if value is None else str(value).replace("|", "\\|").replace("\n", " ")
+
+
+if __name__ == "__main__":
+    (HERE / "RESULTS.md").write_text(page(), encoding="utf-8")
+    print("wrote", HERE / "RESULTS.md")
