@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from . import pipeline, policies
 from .ir import Graph, Machine, Problem, Timeline
@@ -74,7 +75,7 @@ def estimate(
 ) -> Estimate:
     """What a training step of the model would take on a machine. `names`: the policies to try when it does not fit."""
     progress(f"capturing {spec}")
-    options = {"seq": seq, "dtype": dtype, "optimizer": optimizer, "lora": lora, "masters": masters}
+    options: dict[str, Any] = {"seq": seq, "dtype": dtype, "optimizer": optimizer, "lora": lora, "masters": masters}
     one = pipeline.capture_model(spec, batch=batch, **options)
     progress(f"capturing {spec} at twice the batch")
     two = pipeline.capture_model(spec, batch=2 * one.samples_per_step, **options)

@@ -1,6 +1,6 @@
 """Which kernel CUDA would run for scaled_dot_product_attention, called on fake CPU tensors: one op forward, one op backward.
 
-    flash      fp16 or bf16, no mask, one head size up to 256; saves q, k, v, out, the log-sum-exp of each row in fp32, and the random state
+    flash      fp16 or bf16, no mask, one head size up to 256, rows without gaps; saves q, k, v, out, the log-sum-exp of each row in fp32, and the random state
     efficient  with a mask or in fp32; saves the mask too, and the log-sum-exp with rows rounded up to 32
     math       everything else: matmul, softmax, matmul, with the whole score matrix
 
@@ -34,7 +34,8 @@ def scaled_dot_product_attention(
     if _flash_works(query, key, value, attn_mask, is_causal):
         return _flash(query, key, value, dropout_p, is_causal, scale)
     bias = _as_bias(attn_mask, query.dtype)
-    if _efficient_works(query, key, value, is_causal and attn_mask is not None, enable_gqa):
+    rows = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+    if _rows_have_no_gaps(*rows) and _efficient_works(query, key, value, is_causal and attn_mask is not None, enable_gqa):
         needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
         bias = None if bias is None else _aligned(bias).expand(*query.shape[:3], key.shape[2])
         out: torch.Tensor = _aten._scaled_dot_product_efficient_attention.default(
@@ -45,11 +46,17 @@ def scaled_dot_product_attention(
     return out
 
 
+def _rows_have_no_gaps(*tensors: torch.Tensor) -> bool:
+    """Both fused kernels read whole rows; a mask made by permuting, as T5's is, sends CUDA to the plain matmuls."""
+    return all(tensor.stride(-1) == 1 for tensor in tensors)
+
+
 def _flash_works(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, is_causal: bool) -> bool:
     return (
         torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
         and mask is None
         and all(tensor.dim() == 4 and tensor.dtype in (torch.float16, torch.bfloat16) for tensor in (query, key, value))
+        and _rows_have_no_gaps(query, key, value)
         and query.shape[-1] == key.shape[-1] == value.shape[-1] <= _FLASH_HEAD_SIZE_LIMIT
         and not (is_causal and query.shape[2] != key.shape[2])
     )
