@@ -24,7 +24,7 @@ def device_seconds(work: Callable[[], Any], *, repeats: int = 20, warm_up: int =
         work()
         end.record()
         end.synchronize()
-        taken.append(start.elapsed_time(end) / 1e3)
+        taken.append(float(start.elapsed_time(end)) / 1e3)
     return statistics.median(taken)
 
 
