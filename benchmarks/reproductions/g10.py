@@ -1,0 +1,107 @@
+"""FlashNeuron and G10 on the traces of the G10 artifact (MICRO 2023), against the seconds its authors published.
+
+Every schedule passes the judge and every second comes from the simulator. G10's GPU-direct columns were published with capacity binding the
+planner only; they are repeated so, on an executor with the artifact's liberties (_g10_executor.py), with the plan in the file, which checks the
+simulator apart from the planner, and with the plan of our own planner. The policy as it is, within the GPU's memory, is a row of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tierwise.errors import InfeasibleBudget
+from tierwise.ir import Problem, Schedule, peak_bytes
+from tierwise.policies import keep_all, plan
+from tierwise.policies._moves import Move
+from tierwise.policies.g10 import moves_without_paging
+from tierwise.simulate import simulate
+from tierwise.traces.g10 import G10Trace, load
+
+from ._g10_executor import execute, with_books
+
+GIB = 1 << 30
+EXECUTOR = 4  # times the GPU's memory: the heap the artifact runs its GPU-direct columns on
+COLUMNS = {"g10_gds_ssd": "disk", "g10_gds_host": "disk and host"}
+SWEEP = re.compile(r"by_ssd_GiB_per_s_at_pcie_([0-9.]+)_GiB_per_s")
+
+
+def rows(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
+    """One row for each trace and way to run it; `seconds` is None where there is no plan, as `published_seconds` is where they had none."""
+    found = []
+    for path in paths:
+        trace = load(path)
+        found += [*_in_core(trace), *_flashneuron(trace), *_g10(trace)]
+    return found
+
+
+def _in_core(trace: G10Trace) -> Iterable[dict[str, Any]]:
+    """Everything on the GPU: checks that the trace adds up to the published ideal."""
+    ample = trace.problem.with_budget(sum(s.nbytes for s in trace.problem.graph.storages) + max(op.workspace_bytes for op in trace.problem.graph.ops))
+    yield _row(trace, "keep_all", ample, keep_all.plan(ample), trace.published.get("ideal"))
+
+
+def _flashneuron(trace: G10Trace) -> Iterable[dict[str, Any]]:
+    published = trace.published.get("flashneuron")
+    options: dict[str, Any] = {"page_bytes": trace.page_bytes, "as_published": True}
+    followed = {**options, "visit_order": trace.visit, "issue_order": [move.storage for move in trace.plans.get("flashneuron", ())]}
+    yield _planned(trace, "flashneuron", trace.problem, "flashneuron", followed, published)
+    yield _planned(trace, "flashneuron, ties by id", trace.problem, "flashneuron", options, published)
+    for sweep, points in trace.published_sensitivity.items():
+        bus = SWEEP.fullmatch(sweep)
+        for rate, seconds in points.items() if bus else ():
+            if bus and "flashneuron_s" in seconds:
+                problem = trace.on(bus_bytes_per_second=float(bus[1]) * GIB, disk_bytes_per_second=float(rate) * GIB)
+                way = f"flashneuron, disk {rate} GiB/s, bus {bus[1]} GiB/s"
+                yield _planned(trace, way, problem, "flashneuron", followed, seconds["flashneuron_s"])
+
+
+def _g10(trace: G10Trace) -> Iterable[dict[str, Any]]:
+    for column, tiers in COLUMNS.items():
+        within = trace.problem if column == "g10_gds_host" else trace.on(host_bytes=0)
+        published = trace.published.get(column)
+        if column in trace.planning_line_bytes:
+            latency = {"nvme": trace.disk_latency_seconds, "dram": trace.host_latency_seconds}
+            moves = moves_without_paging(within, line_bytes=trace.planning_line_bytes[column], latency_seconds=latency)
+            yield _executed(trace, f"g10, {tiers}, own plan, capacity binds the planner", within, moves, published)
+        if column in trace.plans:
+            moves = [Move(move.op, move.storage, move.tier) for move in trace.plans[column]]
+            yield _executed(trace, f"g10, {tiers}, published plan, capacity binds the planner", within, moves, published)
+        yield _planned(trace, f"g10, {tiers}, capacity enforced", within, "g10", {}, published)
+
+
+def _executed(trace: G10Trace, way: str, problem: Problem, moves: list[Move], published: float | None) -> dict[str, Any]:
+    without_updates = replace(problem, graph=trace.without_updates().graph)
+    ample = with_books(without_updates.with_budget(EXECUTOR * problem.budget_bytes))
+    return _row(trace, way, ample, execute(ample, moves, trace.visit), published)
+
+
+def _planned(trace: G10Trace, way: str, problem: Problem, policy: str, options: dict[str, Any], published: float | None) -> dict[str, Any]:
+    try:
+        schedule = plan(problem, policy, **options)
+    except InfeasibleBudget:
+        return _row(trace, way, problem, None, published)
+    return _row(trace, way, problem, schedule, published)
+
+
+def _row(trace: G10Trace, way: str, problem: Problem, schedule: Schedule | None, published: float | None) -> dict[str, Any]:
+    row: dict[str, Any] = dict.fromkeys(("peak_bytes", "seconds", "ratio", "predicted_seconds", "predicted_peak_bytes", "deviation"))
+    row |= {"case": trace.name, "way": way, "budget_bytes": problem.budget_bytes, "published_seconds": published}
+    if schedule is not None:
+        in_list_order = peak_bytes(problem, schedule)[problem.device_tier]
+        timeline = simulate(problem, schedule)
+        # A step ends with its last kernel, as published; what is still being copied then is the next step's affair.
+        seconds = max(span.end for span in timeline.spans if span.lane == problem.machine.device.name)
+        ideal = trace.published.get("ideal") or problem.op_starts[-1]
+        row |= {
+            "peak_bytes": timeline.peak_bytes[problem.device_tier],
+            "seconds": seconds,
+            "ratio": seconds / ideal,
+            "predicted_seconds": seconds,
+            "predicted_peak_bytes": in_list_order,
+            "deviation": seconds / published - 1 if published else None,
+        }
+    return row
