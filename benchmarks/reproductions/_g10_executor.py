@@ -21,6 +21,7 @@ from tierwise.policies._moves import Move
 from tierwise.simulate import Clock
 
 AT_ONCE = 1e30  # bytes per second
+ROOM = 1 << 60  # the executor knows no capacity of any tier
 DISK, HOST, FREE = BOOKS = ("disk books", "host books", "free books")
 
 
@@ -29,9 +30,10 @@ def with_books(problem: Problem) -> Problem:
     machine = problem.machine
     read = {DISK: machine.link("nvme", "hbm").lanes, FREE: {FREE: AT_ONCE}}
     read[HOST] = machine.link("dram", "hbm").lanes if ("dram", "hbm") in machine.link_between else read[DISK]
-    tiers = tuple(Tier(name, sum(s.nbytes for s in problem.graph.storages)) for name in BOOKS)
+    tiers = tuple(replace(tier, capacity_bytes=ROOM) if tier.name != "hbm" else tier for tier in machine.tiers)
+    tiers += tuple(Tier(name, ROOM) for name in BOOKS)
     links = tuple(link for name in BOOKS for link in (Link("hbm", name, {f"to {name}": AT_ONCE}), Link(name, "hbm", read[name])))
-    return replace(problem, machine=replace(machine, tiers=machine.tiers + tiers, links=machine.links + links))
+    return replace(problem, machine=replace(machine, tiers=tiers, links=machine.links + links))
 
 
 def execute(problem: Problem, moves: Iterable[Move], visit: Sequence[Sequence[int]]) -> Schedule:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tierwise.errors import InfeasibleBudget
-from tierwise.ir import Problem, Schedule, peak_bytes
+from tierwise.ir import Problem, Schedule, check_schedule, peak_bytes
 from tierwise.policies import keep_all, plan
 from tierwise.policies._moves import Move
 from tierwise.policies.g10 import moves_without_paging
@@ -88,20 +88,20 @@ def _planned(trace: G10Trace, way: str, problem: Problem, policy: str, options: 
 
 
 def _row(trace: G10Trace, way: str, problem: Problem, schedule: Schedule | None, published: float | None) -> dict[str, Any]:
-    row: dict[str, Any] = dict.fromkeys(("peak_bytes", "seconds", "ratio", "predicted_seconds", "predicted_peak_bytes", "deviation"))
-    row |= {"case": trace.name, "way": way, "budget_bytes": problem.budget_bytes, "published_seconds": published}
-    if schedule is not None:
-        in_list_order = peak_bytes(problem, schedule)[problem.device_tier]
-        timeline = simulate(problem, schedule)
-        # A step ends with its last kernel, as published; what is still being copied then is the next step's affair.
-        seconds = max(span.end for span in timeline.spans if span.lane == problem.machine.device.name)
-        ideal = trace.published.get("ideal") or problem.op_starts[-1]
-        row |= {
-            "peak_bytes": timeline.peak_bytes[problem.device_tier],
-            "seconds": seconds,
-            "ratio": seconds / ideal,
-            "predicted_seconds": seconds,
-            "predicted_peak_bytes": in_list_order,
-            "deviation": seconds / published - 1 if published else None,
-        }
-    return row
+    row: dict[str, Any] = {"case": trace.name, "way": way, "budget_bytes": problem.budget_bytes}
+    row |= dict.fromkeys(("peak_bytes", "seconds", "ratio", "predicted_seconds", "predicted_peak_bytes"))
+    row |= {"published_seconds": published, "deviation": None}
+    if schedule is None:
+        return row
+    check_schedule(problem, schedule)
+    timeline = simulate(problem, schedule)
+    # A step ends with its last kernel, as published; what is still being copied then is the next step's affair.
+    seconds = max(span.end for span in timeline.spans if span.lane == problem.machine.device.name)
+    return row | {
+        "peak_bytes": timeline.peak_bytes[problem.device_tier],
+        "seconds": seconds,
+        "ratio": seconds / (trace.published.get("ideal") or problem.op_starts[-1]),
+        "predicted_seconds": seconds,
+        "predicted_peak_bytes": peak_bytes(problem, schedule)[problem.device_tier],
+        "deviation": seconds / published - 1 if published else None,
+    }

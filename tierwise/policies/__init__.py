@@ -151,9 +151,8 @@ def _least_budget(problem: Problem, module: ModuleType, options: dict[str, Any],
             return high
         high -= 1
     else:
-        everything = load("keep_all").plan(problem)
-        high = max(low + 1, peak_bytes(problem, everything)[problem.device_tier])
-        if not works(high):
+        high = next((budget for budget in _ample_budgets(problem) if budget > low and works(budget)), 0)
+        if not high:
             return None
     for _ in range(LEAST_BUDGET_TRIES):
         if high - low <= 1:
@@ -161,3 +160,10 @@ def _least_budget(problem: Problem, module: ModuleType, options: dict[str, Any],
         middle = (low + high) // 2
         low, high = (low, middle) if works(middle) else (middle, high)
     return high
+
+
+def _ample_budgets(problem: Problem) -> tuple[int, int]:
+    """Budgets at which a policy should have a plan: what keeping everything takes, and room for every storage at an address of its own."""
+    graph = problem.graph
+    kept = peak_bytes(problem, load("keep_all").plan(problem))[problem.device_tier]
+    return kept, sum(s.nbytes for s in graph.storages) + max((op.workspace_bytes for op in graph.ops), default=0)
