@@ -92,7 +92,7 @@ def page(here: Path = HERE) -> str:
     latest: dict[tuple[str, str], Result] = {}
     for path in sorted((here / "results").glob("*/*.json")):
         latest[path.parent.name, path.stem.split("-", 3)[3]] = json.loads(path.read_text(encoding="utf-8"))
-    parts = ["# Results\n\nMade from the files in `results/` by `python -m benchmarks`; nothing here is typed in.\n"]
+    parts = ["# Results\n\nMade from the files in `results/` by `python -m benchmarks`; nothing here is typed in."]
     for (machine, case), result in sorted(latest.items()):
         with_what = result["with"] if "with" in result else ", ".join(f"{name} {version}" for name, version in result["versions"].items())
         parts.append(

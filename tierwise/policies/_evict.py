@@ -232,8 +232,8 @@ class Replay:
                 self._leave(self.chooser.choose(missing_bytes), free=True)
             elif not self._drop_spent():
                 raise InfeasibleBudget(
-                    f"{op.name} needs {format_bytes(need)} and {format_bytes(self._used)} are taken by what it reads and what cannot be evicted; "
-                    f"the budget is {format_bytes(self._budget)}"
+                    f"{op.name} needs {format_bytes(need)} beside the {format_bytes(self._used)} of what it reads, what waits for it and what "
+                    f"cannot be evicted; the budget is {format_bytes(self._budget)}"
                 )
 
     # -- what is here -------------------------------------------------------------------------------------------------------------

@@ -67,7 +67,8 @@ class _Reader:
             for place, item in enumerate(items):
                 if item.get("id", place) != place:
                     raise ValueError(f"{kind} {item['id']} stands at place {place}; they must be equal")
-        self.backward_start = _whole(document.get("backward_start_op", len(self.ops)), "backward_start_op")
+        start = document.get("backward_start_op")
+        self.backward_start = len(self.ops) + 1 if start is None else _whole(start, "backward_start_op")
         self.views: dict[int, int] = {}  # storage without bytes -> the one it views
         self.place_of: dict[int, int] = {}  # tensor -> the storage it stands for in the graph
         self.names = [f"storage{i}" for i in range(len(self.given))]
@@ -91,7 +92,7 @@ class _Reader:
             published={heuristic: dict(cells) for heuristic, cells in published.get("simulated_slowdown", {}).items()},
             measured=dict(published.get("prototype") or {}),
             views=self.views,
-            inputs={op_at[place]: tuple(self._of(tensor) for tensor in op["inputs"]) for place, op in enumerate(self.ops)},
+            inputs={op_at[place]: self._inputs(place) for place in range(len(self.ops))},
             released_after={
                 storage: op_at[_whole(given["released_after"], "released_after", below=len(self.ops))]
                 for storage, given in enumerate(self.given)
@@ -142,11 +143,16 @@ class _Reader:
             if given["is_constant"]:
                 found.append(Storage(storage, self.names[storage], nbytes, Role.BUFFER, lasting=True))
             else:
-                late = storage in lasting and _whole(given["born"], "born") >= self.backward_start
-                found.append(Storage(storage, self.names[storage], nbytes, Role.GRAD if late else Role.ACTIVATION, storage in lasting))
+                held_late = storage in lasting and self._phase(_whole(given["born"], "born")) is Phase.BACKWARD
+                found.append(Storage(storage, self.names[storage], nbytes, Role.GRAD if held_late else Role.ACTIVATION, storage in lasting))
         for view, base in self.views.items():
             found.append(Storage(view, self.names[view], 0, found[base].role, view in lasting or found[base].role is Role.BUFFER))
         return tuple(found)
+
+    def _phase(self, place: int) -> Phase:
+        if place < len(self.ops) and "phase" in self.ops[place]:
+            return Phase(self.ops[place]["phase"])
+        return Phase.BACKWARD if place >= self.backward_start else Phase.FORWARD
 
     def _ops(self) -> tuple[list[Op], list[float], list[int]]:
         constants: dict[int, list[int]] = {}
@@ -156,25 +162,35 @@ class _Reader:
         found: list[Op] = []
         seconds: list[float] = []
         op_at: list[int] = []
+        made: set[int] = set()
         for place in range(len(self.ops) + 1):
-            phase = Phase.BACKWARD if place >= self.backward_start else Phase.FORWARD
             if place in constants:
-                found.append(Op(len(found), f"constants{place}", phase, (), tuple(constants[place]), kind="constant", replayable=False))
+                writes = tuple(constants[place])
+                found.append(Op(len(found), f"constants{place}", self._phase(place), (), writes, kind="constant", replayable=False))
                 seconds.append(0.0)
+                made.update(writes)
             if place < len(self.ops):
                 op_at.append(len(found))
-                found.append(self._op(place, len(found), phase))
+                found.append(self._op(place, len(found)))
                 seconds.append(_time(self.ops[place]["time_ns"]) / NANOSECONDS_PER_SECOND)
+                if early := sorted({*found[-1].reads} - made):
+                    raise ValueError(f"op {place} reads {self.names[early[0]]} before it is there")
+                made.update(found[-1].writes)
         return found, seconds, op_at
 
-    def _op(self, place: int, op_id: int, phase: Phase) -> Op:
+    def _op(self, place: int, op_id: int) -> Op:
         op = self.ops[place]
         writes = tuple(self._of(tensor) for tensor in op["outputs"])
-        reads: list[int] = []
-        for storage in (*(self._of(tensor) for tensor in op["inputs"]), *(self.views[made] for made in writes if made in self.views)):
-            reads += [storage] if storage not in self.views else [storage, self.views[storage]]
-        needed = tuple(storage for storage in dict.fromkeys(reads) if storage not in writes)
-        return Op(op_id, f"{op['name']}{place}", phase, needed, writes, kind=str(op["name"]))
+        reads = dict.fromkeys(part for storage in self._inputs(place) for part in (storage, self.views.get(storage, storage)))
+        return Op(op_id, f"{op['name']}{place}", self._phase(place), tuple(reads), writes, kind=str(op["name"]))
+
+    def _inputs(self, place: int) -> tuple[int, ...]:
+        """What an op asks for, in order and as often; what it makes views of is among it, said or not."""
+        op = self.ops[place]
+        made = {self._of(tensor) for tensor in op["outputs"]}
+        asked = [self._of(tensor) for tensor in op["inputs"]]
+        there = made | {self.views.get(storage, storage) for storage in asked}
+        return (*asked, *dict.fromkeys(self.views[view] for view in sorted(made) if self.views.get(view, view) not in there))
 
 
 def _whole(value: Any, what: str, *, below: int | None = None) -> int:
