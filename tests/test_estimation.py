@@ -8,7 +8,7 @@ import pytest
 from problems import awkward, chain, masters, shared_weight, skip
 
 from tierwise import estimation, machines
-from tierwise.estimation import BatchScale, at_peak, live_bytes
+from tierwise.estimation import BatchScale, at_peak
 from tierwise.ir import peak_bytes
 from tierwise.policies import keep_all
 from tierwise.simulate import simulate
@@ -17,7 +17,7 @@ from tierwise.simulate import simulate
 @pytest.mark.parametrize("make", [chain, skip, shared_weight, masters, awkward])
 def test_live_bytes_are_the_curve_of_keep_all(make):
     problem = make()
-    assert max(live_bytes(problem.graph)) == peak_bytes(problem, keep_all.plan(problem))["hbm"]
+    assert max(problem.graph.live_bytes) == peak_bytes(problem, keep_all.plan(problem))["hbm"]
 
 
 def test_bytes_by_role_at_the_peak():

@@ -176,7 +176,7 @@ class BatchScale:
     def largest_kept(self, budget_bytes: int) -> int:
         """The largest batch whose step fits with everything kept; 0 if none does."""
         largest = None
-        for at_one, at_two in zip(live_bytes(self.one), live_bytes(self.two), strict=True):
+        for at_one, at_two in zip(self.one.live_bytes, self.two.live_bytes, strict=True):
             growth = at_two - at_one  # over `batch` more samples
             if growth > 0:
                 room = budget_bytes - at_one + growth  # beyond what does not grow
@@ -184,21 +184,3 @@ class BatchScale:
             elif at_one > budget_bytes:
                 return 0
         return max(0, largest or 0)
-
-
-def live_bytes(graph: Graph) -> list[int]:
-    """What is held while each op runs if everything is kept from its first use to its last: the curve of keep_all."""
-    change = [0] * (len(graph.ops) + 1)
-    for storage in graph.storages:
-        uses = graph.uses[storage.id]
-        if storage.lasting:
-            change[0] += storage.nbytes
-        elif uses:
-            change[0 if graph.is_there_at_start(storage.id) else uses[0]] += storage.nbytes
-            change[uses[-1] + 1] -= storage.nbytes
-    live, found = 0, []
-    for op, more in zip(graph.ops, change, strict=False):
-        live += more
-        handed_over = sum(graph.storages[new].nbytes for _, new in op.in_place)
-        found.append(live + op.workspace_bytes - handed_over)
-    return found

@@ -134,6 +134,23 @@ class Graph:
             return False
         return storage not in self.consumed_by or storage in recomputable
 
+    @cached_property
+    def live_bytes(self) -> tuple[int, ...]:
+        """What is held while each op runs if everything is kept from its first use to its last."""
+        change = [0] * (len(self.ops) + 1)
+        for storage in self.storages:
+            uses = self.uses[storage.id]
+            if storage.lasting:
+                change[0] += storage.nbytes
+            elif uses:
+                change[0 if self.is_there_at_start(storage.id) else uses[0]] += storage.nbytes
+                change[uses[-1] + 1] -= storage.nbytes
+        held, found = 0, []
+        for op in self.ops:
+            held += change[op.id]
+            found.append(held + op.workspace_bytes - sum(self.storages[new].nbytes for _, new in op.in_place))
+        return tuple(found)
+
     def producer(self, storage: int) -> int | None:
         """The op that first makes the storage; None for what is there when the step begins."""
         writers = self.writers[storage]
