@@ -85,7 +85,7 @@ def test_the_reader_of_imports_sees_them_all(tmp_path, monkeypatch):
     folder = tmp_path / "policies"
     folder.mkdir()
     (folder / "x.py").write_text("from ..execute import a\nfrom . import _gaps\nfrom .. import lower\ndef f():\n    import torch.nn\n")
-    monkeypatch.setattr("test_layers.PACKAGE", tmp_path)
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
     assert list(imports(folder / "x.py")) == [
         (1, "tierwise.execute"),
         (2, "tierwise.policies"),
