@@ -58,6 +58,8 @@ def test_estimate_as_data(capsys):
         (("capture", "gpt2-tiny", "--optimizer", "adamx"), "unknown optimizer 'adamx'"),
         (("capture", "gpt2-tiny", "--dtype", "int3"), "int3"),
         (("capture", "no_such_module:make"), "no_such_module"),
+        (("machine", "--probe", "--name", "h200"), "--probe measures this machine"),
+        (("machine", "--probe", "--disk", "nowhere"), "--disk nowhere is not a folder"),
         (("capture", "gpt2-tiny", "--batch", "0"), "--batch"),
         (("estimate", "gpt2-tiny", "--gpu", "rtx4090", "--budget", "24G"), "'24G' is not a number of bytes"),
     ],

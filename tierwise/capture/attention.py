@@ -1,6 +1,6 @@
 """Which kernel CUDA would run for scaled_dot_product_attention, called on fake CPU tensors: one op forward, one op backward.
 
-    flash      fp16 or bf16, no mask, one head size up to 256, rows without gaps; saves q, k, v, out, the log-sum-exp of each row in fp32, and the random state
+    flash      fp16 or bf16, no mask, one head size up to 256; saves q, k, v, out, the log-sum-exp of each row in fp32, and the random state
     efficient  with a mask or in fp32; saves the mask too, and the log-sum-exp with rows rounded up to 32
     math       everything else: matmul, softmax, matmul, with the whole score matrix
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 def machine(
     name: Annotated[str | None, typer.Option("--name", metavar="M", help="A shipped machine or a machine file.", show_default=False)] = None,
     everything: Annotated[bool, typer.Option("--list", help="List the machines that ship; so does no option at all.")] = False,
+    probe: Annotated[bool, typer.Option("--probe", help="Measure the machine this runs on, with a GPU or without.")] = False,
+    disk: Annotated[str, typer.Option("--disk", metavar="DIR", help="With --probe: a folder on the disk to measure.")] = ".",
     out: Annotated[str | None, typer.Option("-o", "--out", metavar="FILE", help="Write the machine to a file.", show_default=False)] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -26,7 +28,9 @@ def machine(
     from ..ir import serial
     from . import _terminal as terminal
 
-    if name is None or everything:
+    if probe and (name is not None or everything):
+        raise BadInput("--probe measures this machine; leave --name and --list out")
+    if not probe and (name is None or everything):
         if name is not None or out is not None:
             raise BadInput("a list has no --name and no --out; leave --list out, or name one machine to write")
         found = [machines.load(known) for known in machines.names()]
@@ -34,7 +38,7 @@ def machine(
             return terminal.print_json([json.loads(serial.dumps(one)) for one in found])
         _list(found)
         return terminal.say_next("tierwise", "machine", "--name", "h200")
-    one = machines.load(name)
+    one = _probed(disk) if probe else machines.load(name or "")
     if out is not None:
         serial.save(one, out)
     if as_json:
@@ -43,7 +47,25 @@ def machine(
         _show(one)
     if out is not None:
         terminal.say(f"Wrote {out}.")
-    terminal.say_next("tierwise", "compare", "examples/gpt-small.step.json", "--machine", out or name, "--budget", "6GiB")
+    terminal.say_next("tierwise", "compare", "examples/gpt-small.step.json", "--machine", out or name or "machine.json", "--budget", "6GiB")
+
+
+def _probed(disk: str) -> Machine:
+    from pathlib import Path
+
+    from ..errors import BadInput
+    from ..profile.probe import probe
+    from . import _terminal as terminal
+
+    if not Path(disk).is_dir():
+        raise BadInput(f"--disk {disk} is not a folder; name one on the disk to measure")
+    with terminal.progress(5) as begin:
+        try:
+            return probe(Path(disk), begin)
+        except OSError as error:
+            raise BadInput(
+                f"cannot measure the disk of {disk}: {error.strerror or error}; name a folder that can be written and has 1 GiB free"
+            ) from None
 
 
 def _list(found: list[Machine]) -> None:

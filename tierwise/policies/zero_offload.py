@@ -25,7 +25,7 @@ def plan(problem: Problem, *, update: str = "after", tier: str = "dram", process
     graph, device = problem.graph, problem.device_tier
     moved = [op for op in graph.ops if op.phase is Phase.UPDATE and (op.id, processor) in problem.costs.op_seconds]
     away = {op.id for op in moved}
-    home = {s.id: (device,) for s in graph.storages if s.lasting or s.role is Role.INPUT}
+    home: dict[int, tuple[str, ...]] = {s.id: (device,) for s in graph.storages if s.lasting or s.role is Role.INPUT}
     for op in moved:
         for storage in op.mutates:
             home[storage] = (device, tier) if any(use not in away for use in graph.uses[storage]) else (tier,)
