@@ -6,10 +6,11 @@ Rule     min Σ C_i R[t,i]  over stages t and nodes i, with R[t,i]: i runs in t,
          R[t,t] = 1;  R[t,j] + Σ_{i<j} F[t,s,i] <= S[t,s] + R[t,i(s)] for each reader j of s;  S[t+1,s] + Σ F[t,s,i] <= S[t,s] + R[t,i(s)];
          U[t,i], what is there while i runs in t, from S, R and F, <= budget. Larger graphs: S of the relaxed program, rounded at thresholds.
 Differs  Memory is counted for each storage, not for each node, so that an op may have several outputs; an in-place op takes over its input.
-         What is freed must be there, which makes the relaxation tighter than the paper's. Updates and ops that cannot be replayed run once.
-         The solver is given the cost of a first answer to beat: drop, where the program runs short, what is cheapest to make again per byte.
-         Rounding also tries dropping in the order the relaxed S gives. In larger graphs only forward ops run again, and beyond max_nodes
-         runs of ops are one node: cut where region call or phase change, then at equal work. Sizes are rounded up to 1/100,000 of the budget.
+         What is freed must have been there, which makes the relaxation tighter than the paper's. Updates and ops that cannot be replayed run
+         once, and so do backward ops unless recompute_backward is set: the paper lets them run again, which costs the solver much and hardly
+         ever pays. The solver is given a first answer to beat: drop, where the program runs short, what is cheap to make again per byte.
+         Rounding also tries dropping in the order of the relaxed S. Beyond max_nodes, runs of ops are one node: cut where region call or
+         phase change, then at equal work. Sizes too fine for the solver are rounded up to 1/100,000 of the budget.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ def plan(
     max_exact_nodes: int = 24,
     max_nodes: int = 160,
 ) -> Schedule:
-    """`auto` solves exactly what has at most `max_exact_nodes` ops; `exact` any graph, merged into `max_nodes` nodes, until the time limit."""
+    """`auto` solves exactly what has at most `max_exact_nodes` ops and rounds the rest; `exact` takes any graph, in `max_nodes` nodes.
+
+    An exact answer is the best unless the time limit comes first; a graph of that size can then have another plan on another machine.
+    """
     if solver not in SOLVERS:
         raise BadInput(f"solver {solver!r}; give one of {', '.join(SOLVERS)}")
     everything = build(problem)
