@@ -1,7 +1,7 @@
 import pytest
 from problems import BACKWARD, FORWARD, GraphBuilder, chain, machine
 
-from tierwise.errors import InfeasibleBudget, MissingTier
+from tierwise.errors import BadInput, InfeasibleBudget, MissingTier
 from tierwise.ir import Copy, Link, Machine, Processor, Role, Tier, check_schedule
 from tierwise.ir.schedule import WORKSPACE
 from tierwise.ir.text import schedule_lines
@@ -162,3 +162,5 @@ def test_the_order_of_placement_and_of_sending_can_be_said():
     assert sent(issue_order=[u, t]) == ["u", "t"]
     backwards = [[u, t], [v, u, t], [v], [d, u, t]]
     assert sent(visit_order=backwards) == ["u", "t"]
+    with pytest.raises(BadInput, match="for another graph"):
+        sent(visit_order=backwards[1:])

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NoReturn
 
-from ..errors import InfeasibleBudget, MissingTier
+from ..errors import BadInput, InfeasibleBudget, MissingTier
 from ..ir import Compute, Copy, Free, Graph, Op, Phase, Problem, Role, Schedule, Step
 from ..ir.schedule import AT_START, WORKSPACE
 from ..simulate import Clock
@@ -40,7 +40,10 @@ def plan(
     """visit_order: for each op, the order in which its storages are placed; by id unless given. issue_order: storages in the order in which
     those due at the same op are sent out; by first use unless given. as_published: offload by the rule even if everything fits, and refuse
     what the rule refuses, although sending out all there is might do."""
-    visit = visit_order or [sorted({*op.reads, *op.writes, *op.mutates}) for op in problem.graph.ops]
+    touched = [{*op.reads, *op.writes, *op.mutates} for op in problem.graph.ops]
+    if visit_order is not None and list(map(set, visit_order)) != touched:
+        raise BadInput("visit_order must list, for each op in order, the storages it reads, writes and mutates; this one is for another graph")
+    visit = visit_order if visit_order is not None else [sorted(storages) for storages in touched]
     run = functools.partial(_Run, problem, page_bytes, visit, issue_order)
     if as_published:
         return run(refuse=True).play()

@@ -25,7 +25,7 @@ from ._moves import Move, carry_out
 from ._swaps import PlannedSwap, SwapPlan
 
 DECIDES = "swap to host or disk, and when"
-BLOCK = 256  # benefits brought up to date at a time; any number gives the same plan
+BLOCK = 512  # benefits brought up to date at a time; any number gives the same plan
 
 
 def plan(problem: Problem, *, line: float = 0.99, margin: float = 0.5) -> Schedule:
