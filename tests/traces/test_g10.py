@@ -182,7 +182,7 @@ def edited(path: str, value: object) -> dict:
         (edited("machine/pcie_bytes_per_second", 0), "pcie_bytes_per_second is 0"),
         (edited("kernels/0/time_ms", "1"), "time_ms is '1'"),
         (edited("kernels/0/inputs", [99]), "tensor 99"),
-        (edited("kernels/0/visit", [99]), "tensor 99"),
+        (edited("kernels/0/visit", [10, 20]), "it touches [10, 20, 30]"),
         (edited("tensors/0/bytes", 1.5), "bytes is 1.5"),
         (edited("tensors/0/is_global", 1), "is_global of tensor 10"),
         (edited("tensors/1/id", 10), "the same id"),

@@ -126,7 +126,7 @@ def _trace(document: Mapping[str, Any], name: str) -> G10Trace:
         published_sensitivity=dict(document.get("published_sensitivity", {})),
         published_traffic_bytes=dict(document.get("published_traffic_bytes", {})),
         loss_op=loss,
-        visit=tuple(tuple(place[t] for t in kernel.get("visit", sorted({*kernel["inputs"], *kernel["outputs"]}))) for kernel in kernels),
+        visit=tuple(_visit(kernel, place) for kernel in kernels),
         plans={
             system: tuple(Move(_count(at, "kernel"), place[tensor], TIER_OF[to]) for at, tensor, to in moves)
             for system, moves in document.get("plans", {}).items()
@@ -137,6 +137,14 @@ def _trace(document: Mapping[str, Any], name: str) -> G10Trace:
         disk_latency_seconds=system_latency + float(numbers.get("ssd_latency_us", 0.0)) * MICROSECOND,
         host_latency_seconds=system_latency,
     )
+
+
+def _visit(kernel: Mapping[str, Any], place: Mapping[int, int]) -> tuple[int, ...]:
+    touched = {*kernel["inputs"], *kernel["outputs"]}
+    visit = kernel.get("visit", sorted(touched))
+    if set(visit) != touched:
+        raise ValueError(f"the visit of kernel {kernel.get('id')} is {visit}, and it touches {sorted(touched)}")
+    return tuple(place[tensor] for tensor in visit)
 
 
 def _storage(at: int, tensor: Mapping[str, Any]) -> Storage:
