@@ -323,7 +323,7 @@ for how in ("exit", "fork", "interrupt", "kill"):
 
 def test_files_of_a_process_that_ends(tmp_path, pool):
     environment = {**os.environ, "PYTHONPATH": str(Path(files.__file__).parents[2])}
-    ended = subprocess.run([sys.executable, "-c", SCRIPT, tmp_path], capture_output=True, text=True, env=environment, timeout=100)
+    ended = subprocess.run([sys.executable, "-c", SCRIPT, tmp_path], capture_output=True, text=True, env=environment, timeout=400)
     assert ended.stdout.splitlines() == ["exit 0", "fork 0", f"interrupt {-signal.SIGINT}", f"kill {-signal.SIGKILL} .scratch"], ended.stderr
     assert ended.stderr.strip().endswith("KeyboardInterrupt")
     with NvmeStore(tmp_path / "kill", PAGE, pool, block_bytes=PAGE) as store:

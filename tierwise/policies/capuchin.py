@@ -153,12 +153,13 @@ class _Choice:
         self.over[gap.start + 1 : gap.end] -= gap.nbytes
 
     def _exposed(self, candidate: _Candidate) -> float:
-        """Seconds of a swap that no compute hides, as the lanes stand now."""
+        """Seconds of a swap that no compute hides, as the lanes stand now: out by the time memory is short, back only once it no longer is."""
         gap = candidate.gap
-        spare_out = self.buckets.spare_bytes(self.out, gap.start + 1, gap.end)
-        spare_back = self.buckets.spare_bytes(self.back, gap.start + 1, gap.end)
-        late = max(0.0, gap.nbytes - spare_out) / self.out.bytes_per_second + max(0.0, gap.nbytes - spare_back) / self.back.bytes_per_second
-        return max(late, -candidate.free_seconds, 0.0)
+        short = np.flatnonzero(self.over[gap.start + 1 : gap.end] > 0)
+        first, last = (gap.start + 1 + int(short[0]), gap.start + 2 + int(short[-1])) if len(short) else (gap.end, gap.start + 1)
+        late_out = max(0.0, gap.nbytes - self.buckets.spare_bytes(self.out, gap.start + 1, first)) / self.out.bytes_per_second
+        late_back = max(0.0, gap.nbytes - self.buckets.spare_bytes(self.back, min(last, gap.end), gap.end)) / self.back.bytes_per_second
+        return late_out + late_back
 
     def _again(self, gap: Gap) -> float:
         """Seconds to compute it again from what stays."""
