@@ -139,6 +139,21 @@ def test_what_an_update_would_spoil_is_brought_back_before_it():
     ]  # fmt: skip
 
 
+def test_gradients_wait_for_their_update():
+    b = GraphBuilder()
+    x, w = b.storage("x", 1, Role.INPUT), b.storage("w", 1, Role.PARAM)
+    g, a, c = b.storage("g", 20, Role.GRAD), b.storage("a", 10, Role.ACTIVATION), b.storage("c", 10, Role.ACTIVATION)
+    b.op("make_g", BACKWARD, [x, w], [g])
+    b.op("make_a", BACKWARD, [x], [a], seconds=5)
+    b.op("make_c", BACKWARD, [x], [c])
+    b.op("use_c", BACKWARD, [c], [])
+    b.op("use_a", BACKWARD, [a], [])
+    b.op("step", UPDATE, [g], [], mutates=(w,))
+    problem = b.problem(machine(hbm=41))
+    assert recomputed(problem, plan(problem, "dtr")) == ["make_a"]  # though g is twice as large, older and cheaper
+    assert recomputed(problem, plan(problem, "dtr", evict_gradients=True)) == ["make_g"]
+
+
 def test_an_op_in_place_runs_again_on_what_it_took_over():
     b = GraphBuilder()
     x = b.storage("x", 1, Role.INPUT)

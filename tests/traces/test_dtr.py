@@ -88,6 +88,7 @@ def test_a_trace_becomes_one_cold_step(tmp_path, name):
         "inputs": {1: (0,), 2: (1,), 3: (5,), 4: (2,), 5: (3, 5)},
         "released_after": {1: 5, 2: 4, 3: 5},
         "held": (0, 4),
+        "evict_gradients": True,
     }
     assert trace.name == "small" and trace.published == {"lru": {"0.9": 1.4}}
 

@@ -5,9 +5,9 @@ For policies that decide as they go (DTR, Coop): they know what has happened and
 - Before an op runs, its inputs are locked; those that are absent are computed again first, depth first, each op with its own inputs locked.
   Then storages are evicted until all outputs of the op fit, also those still here, which a second run makes a second time.
 - What the program lets go is dropped. If a recomputation needs it again it comes back, and from then on only eviction removes it.
-- Parameters and optimizer state stay. Whatever cannot be computed again (an input, the output of an op that cannot be replayed, what depends
-  on a weight that has since been updated) is never evicted. Before something of that kind is overwritten or given back, all that the program
-  still needs and that could be made from it only is brought back and kept.
+- Parameters and optimizer state stay, and so does what the policy exempts until the program lets it go. Whatever cannot be computed again (an
+  input, the output of an op that cannot be replayed, what depends on a weight that has since been updated) is never evicted. Before something
+  of that kind is overwritten or given back, all that the program still needs and could be made from it only is brought back and kept.
 - A view is a storage without bytes that belongs to another: it is gone when that is evicted, and its op must run again.
 """
 
@@ -71,6 +71,7 @@ class Replay:
         chooser: Chooser,
         *,
         recompute_limit: float,
+        exempt: Iterable[int] = (),
         views: Mapping[int, int] | None = None,
         inputs: Mapping[int, tuple[int, ...]] | None = None,
         released_after: Mapping[int, int] | None = None,
@@ -102,6 +103,9 @@ class Replay:
         self._here = bytearray(count)
         self._locks = [0] * count
         self._kept = bytearray(count)  # not to be evicted any more
+        self._exempt = bytearray(count)  # not to be evicted before the program lets it go
+        for storage in exempt:
+            self._exempt[storage] = True
         self._lost = bytearray(count)  # gone, and what it was made from is no more
         self._released = bytearray(count)
         self._spent: list[int] = []  # let go by the program, but something that may be evicted can only be made from it
@@ -247,8 +251,7 @@ class Replay:
             return
         if not self._remakes[storage]:
             self._kept[storage] = True
-        if not self._kept[storage] and not self._locks[storage]:
-            self.pool[storage] = None
+        self._offer(storage)
         if self.gone[storage]:
             self.gone[storage] = False
             self.chooser.returned(storage)
@@ -271,7 +274,10 @@ class Replay:
 
     def _unlock(self, storage: int) -> None:
         self._locks[storage] -= 1
-        if not self._locks[storage] and self._here[storage] and not self._kept[storage]:
+        self._offer(storage)
+
+    def _offer(self, storage: int) -> None:
+        if self._here[storage] and not (self._locks[storage] or self._kept[storage] or self._exempt[storage]):
             self.pool[storage] = None
 
     def _keep(self, storage: int) -> None:
@@ -284,6 +290,7 @@ class Replay:
         """The program drops its last reference to these."""
         for storage in self._letting_go.get(op, ()):
             self._released[storage] = True
+            self._exempt[storage] = False
             if not self._here[storage]:
                 continue
             if self._remakes[storage] and not self._kept[storage]:

@@ -6,6 +6,7 @@ Rule     evict the lowest  h = c / (bytes × age),  with c the seconds to comput
          or leads to through evicted ones (h_dtr); those seconds kept per group of evicted neighbours by union-find (h_eq); its own
          seconds (h_local); its own and its evicted ancestors', whatever its age (msps); the longest unused (lru).
 Differs  the prototype samples candidates and skips small storages to save time while it runs; here every storage is scored.
+         Gradients stay until their update unless evict_gradients: to make one again takes most of a backward pass.
          A plan that recomputes more than recompute_limit times the step's own seconds is refused.
 """
 
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from ..errors import UnknownName
-from ..ir import Problem, Schedule, peak_bytes
+from ..ir import Problem, Role, Schedule, peak_bytes
 from ._evict import Chooser, Replay, lowest
 from ._gaps import build
 
@@ -29,6 +30,7 @@ def plan(
     *,
     heuristic: str = "h_dtr",
     recompute_limit: float = 1.0,
+    evict_gradients: bool = False,
     views: Mapping[int, int] | None = None,
     inputs: Mapping[int, tuple[int, ...]] | None = None,
     released_after: Mapping[int, int] | None = None,
@@ -47,7 +49,14 @@ def plan(
         if peak_bytes(problem, everything)[problem.device_tier] <= problem.budget_bytes:
             return everything
     replay = Replay(
-        problem, HEURISTICS[heuristic](), recompute_limit=recompute_limit, views=views, inputs=inputs, released_after=released_after, held=held
+        problem,
+        HEURISTICS[heuristic](),
+        recompute_limit=recompute_limit,
+        exempt=[] if evict_gradients else [s.id for s in problem.graph.storages if s.role is Role.GRAD],
+        views=views,
+        inputs=inputs,
+        released_after=released_after,
+        held=held,
     )
     return replay.run()
 

@@ -39,7 +39,8 @@ class DtrTrace:
     @property
     def options(self) -> dict[str, Any]:
         """What policies/dtr.py must be told to follow the recorded program."""
-        return {"views": self.views, "inputs": self.inputs, "released_after": self.released_after, "held": self.held}
+        program = {"views": self.views, "inputs": self.inputs, "released_after": self.released_after, "held": self.held}
+        return program | {"evict_gradients": True}
 
 
 def load(path: str | Path) -> DtrTrace:
