@@ -128,3 +128,15 @@ def test_every_region_of_a_transformer_has_a_joint_graph():
     block = next(joint for joint in joints.by_region.values() if joint.module == "blocks.0")
     eager = [op for op in graph.ops if op.region == 1 and op.phase is Phase.FORWARD and op.kind == "matmul"]
     assert sum(op.flops for op in block.graph.ops if op.kind == "matmul") == sum(op.flops for op in eager)
+
+
+def test_real_attention_has_its_gradient_after_a_joint_graph_was_captured():
+    """Torch remembers which kernel an op resolves to; what it saw while CUDA's semantics were on must not outlive them."""
+    model = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True))
+    x = torch.randn(1, 3, 8)
+    graph = capture(model, (x,), loss=lambda out: out.sum())
+    capture_joints(model, (x,), graph)
+    query = torch.randn(1, 2, 3, 4, requires_grad=True)
+    out = torch.nn.functional.scaled_dot_product_attention(query, query.detach(), query.detach(), dropout_p=0.1)
+    torch.nn.functional.dropout(out, 0.5).sum().backward()
+    assert query.grad is not None

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -139,9 +139,18 @@ def overriding(kernels: dict[str, Callable[..., Any]], dispatch_key: str) -> Ite
             warnings.simplefilter("ignore")  # torch says once that a kernel was overridden; here it is meant, and undone
             for name, kernel in kernels.items():
                 library.impl(name, kernel, dispatch_key)
+        _forget_dispatch(kernels)
         yield
     finally:
         library._destroy()
+        _forget_dispatch(kernels)
+
+
+def _forget_dispatch(names: Iterable[str]) -> None:
+    """Torch remembers in Python which kernel an op resolves to; a memory of ours would outlive the override and leave real ops without gradients."""
+    for name in names:
+        base, _, overload = name.partition(".")
+        getattr(getattr(torch.ops.aten, base), overload or "default")._dispatch_cache.clear()
 
 
 @contextlib.contextmanager
