@@ -87,6 +87,28 @@ def test_h_eq_counts_its_whole_group():
     assert recomputed(problem, plan(problem, "dtr", heuristic="h_eq")) == ["make_r"]
 
 
+def test_what_an_op_waits_for_is_worth_the_op():
+    b = GraphBuilder()
+    x = b.storage("x", 1, Role.INPUT)
+    r, s, p1, p2 = (b.storage(n, 10, Role.ACTIVATION) for n in ("r", "s", "p1", "p2"))
+    big, t = b.storage("big", 25, Role.ACTIVATION), b.storage("t", 20, Role.ACTIVATION)
+    b.op("make_r", FORWARD, [x], [r], seconds=1)
+    b.op("make_s", FORWARD, [x], [s], seconds=5)
+    b.op("make_p1", FORWARD, [x], [p1], seconds=0.1, workspace_bytes=10)
+    b.op("make_p2", FORWARD, [r], [p2], seconds=0.1)
+    b.op("wait", FORWARD, [x], [], seconds=10)
+    b.op("make_big", FORWARD, [x], [big])  # p1 and p2 go
+    b.op("use_big", FORWARD, [big], [])
+    b.op("make_t", FORWARD, [x], [t], replayable=False)
+    z = b.storage("z", 0, Role.ACTIVATION)
+    b.op("make_z", BACKWARD, [p1, p2], [z], seconds=20)
+    b.op("use_all", BACKWARD, [r, s, t], [])
+    problem = b.problem(machine(hbm=51), cyclic=False)
+    # To run make_p1 again, r or s must go: 1.1 s with p2 against 5 s. But make_z waits for p2, so r is worth 21.1 s.
+    assert recomputed(problem, plan(problem, "dtr")) == ["make_p1", "make_p2", "make_s"]
+    assert recomputed(problem, plan(problem, "dtr", heuristic="h_local")) == ["make_p1", "make_r", "make_p2", "make_s"]
+
+
 def test_the_step_takes_longer_by_what_is_recomputed():
     problem = three_storages()
     assert simulate(problem, plan(problem, "dtr")).seconds == 8 + 1 + 5 + 3 + 1 + 4 + 1  # q a second time

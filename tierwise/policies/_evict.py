@@ -36,11 +36,14 @@ class Chooser:
         """One storage of `replay.pool`; asked again until enough bytes are free."""
         raise NotImplementedError
 
+    def issued(self, storage: int) -> None:
+        """The program has just asked for the storage for the first time. Until its op has run it counts as gone: what it waits for is needed."""
+
     def evicted(self, storage: int) -> None:
         """The storage has just gone: evicted, or dropped by the program."""
 
     def returned(self, storage: int) -> None:
-        """The storage was gone and is just here again."""
+        """The storage was gone and is just here, again or for the first time."""
 
 
 def lowest(scores: np.ndarray) -> int:
@@ -88,7 +91,7 @@ class Replay:
         self.pool: dict[int, None] = {}  # what can be evicted, in the order in which it became so
         self.made_from: list[set[int]] = [set() for _ in range(count)]  # by the ops seen so far, without what is never evicted
         self.made_into: list[set[int]] = [set() for _ in range(count)]
-        self.gone = bytearray(count)  # made once, and not here now
+        self.gone = bytearray(count)  # asked for, and not here now
 
         self._size = [s.nbytes for s in graph.storages]
         self._base = list(range(count))
@@ -136,6 +139,7 @@ class Replay:
         for op in self.graph.ops:
             self._know(op)
             self._save_from(op)
+            self._issue(op)
             self._run(op, op.writes[0] if op.writes else -1)
             for storage in op.writes:
                 self.last_use[self._base[storage]] = self.clock
@@ -152,7 +156,7 @@ class Replay:
     # -- running ops --------------------------------------------------------------------------------------------------------------
 
     def _know(self, op: Op) -> None:
-        """The program issues an op: from now on what it makes is known to come from what it reads."""
+        """From now on what the op makes is known to come from what it reads."""
         sources = {self._base[storage] for storage in self._inputs[op.id]}
         for made in {self._base[storage] for storage in op.writes + op.mutates}:
             self.ticks[made] += self.op_ticks[op.id]
@@ -160,6 +164,12 @@ class Replay:
                 self.made_into[source].add(made)
                 if self._remakes[source]:
                     self.made_from[made].add(source)
+
+    def _issue(self, op: Op) -> None:
+        for storage in op.writes:
+            if self._base[storage] == storage and not self._here[storage]:
+                self.gone[storage] = True
+                self.chooser.issued(storage)
 
     def _bring(self, storage: int) -> None:
         if not self._here[storage]:

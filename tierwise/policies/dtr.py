@@ -106,14 +106,22 @@ class _Groups(_Scored):
         self.node: dict[int, int] = {}  # storage that is gone -> the node of its last eviction
         self.gone: set[int] = set()
 
+    def issued(self, storage: int) -> None:
+        self._begin_group(storage, ticks=0)
+
     def evicted(self, storage: int) -> None:
-        mine = self.node[storage] = len(self.parent)
-        self.parent.append(mine)
-        self.ticks_of.append(int(self.replay.ticks[storage]))
-        for group in self._groups_around(storage):
+        around = self._groups_around(storage)
+        mine = self._begin_group(storage, ticks=int(self.replay.ticks[storage]))
+        for group in around:
             self.parent[group] = mine
             self.ticks_of[mine] += self.ticks_of[group]
+
+    def _begin_group(self, storage: int, ticks: int) -> int:
+        mine = self.node[storage] = len(self.parent)
+        self.parent.append(mine)
+        self.ticks_of.append(ticks)
         self.gone.add(storage)
+        return mine
 
     def returned(self, storage: int) -> None:
         self.gone.remove(storage)
@@ -146,7 +154,7 @@ class _Neighbourhood(_Scored):
         self.ticks_of = replay.ticks.data  # the same numbers, without the cost of numpy's scalars
         self.around = np.zeros_like(replay.ticks)  # at least so many ticks lie around a storage
         self.found: dict[int, tuple[dict[int, int], ...]] = {}  # for each way: what was found there, with the ticks found behind it
-        self.seen_in = [0] * len(replay.ticks)
+        self.seen_in = [0] * len(replay.ticks)  # the last walk that found a storage
         self.walks = self.events = 0
         self.exact: dict[int, int] = {}  # storage -> the number of events when all around it had been found
         self.last_score = 0.0
@@ -169,6 +177,9 @@ class _Neighbourhood(_Scored):
             self._look_around(storage, LOOK_BEYOND * max(self.last_score, float(scores.min())) * scale[at])
             scores[at] = (self.ticks_of[storage] + self.around[storage]) / scale[at]
 
+    def issued(self, storage: int) -> None:
+        self.events += 1
+
     def evicted(self, storage: int) -> None:
         self.events += 1
         self.around[storage] = 0
@@ -176,6 +187,8 @@ class _Neighbourhood(_Scored):
 
     def returned(self, storage: int) -> None:
         self.events += 1
+        if not self.seen_in[storage]:
+            return
         for other, found in self.found.items():
             for behind in found:
                 if storage in behind:
