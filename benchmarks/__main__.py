@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import platform
 import shlex
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -56,21 +54,9 @@ def case_names() -> list[str]:
 
 
 def save(case: str, machine: str, columns: list[str], rows: list[list[Any]]) -> Path:
-    date = datetime.now(UTC).date().isoformat()
-    path = HERE / "results" / machine / f"{date}-{case}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    result = {
-        "case": case,
-        "machine": machine,
-        "date": date,
-        "commit": results.commit(),
-        "command": _command(),
-        "with": _versions(),
-        "columns": columns,
-        "rows": rows,
-    }
-    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return path
+    """Rates and the like compare no ways: each row is a way of its own, named by its first column, with the columns as more fields."""
+    named = [{"case": case, "way": str(row[0]), **dict(zip(columns[1:], row[1:], strict=True))} for row in rows]
+    return results.write(case, named, machine=machine, command=_command(), versions={"device": _device(), **results.installed_versions()}, here=HERE)
 
 
 def results_page() -> str:

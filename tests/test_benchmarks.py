@@ -30,7 +30,7 @@ def test_a_result_says_where_it_comes_from(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["x", "rates", "--machine", "toy"])
     benchmarks.save("rates", "toy", ["what", "measured", "unit"], [["speed", 3.14159, "m/s"], ["nothing", None, ""]])
     page = benchmarks.results_page()
-    assert "## rates on toy" in page and "| speed | 3.142 | m/s |" in page and "| nothing | - |  |" in page
+    assert "## rates on toy" in page and "| rates | speed | 3.142 | m/s |" in page and "| rates | nothing | - |  |" in page
     assert "commit abc1234: `python -m benchmarks rates --machine toy`" in page
 
 
