@@ -6,6 +6,7 @@ and back) or drops it (frees it and computes it again). `build` walks the ops in
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -83,6 +84,48 @@ def can_recompute(problem: Problem, storage: int) -> bool:
     return storage in problem.graph.recomputable
 
 
+def device_bytes(problem: Problem, schedule: Schedule) -> list[int]:
+    """For each op, the most bytes a schedule of one step holds on the device while it runs or anything is brought there for it, in list order."""
+    graph, device = problem.graph, problem.device_tier
+    size = [storage.nbytes for storage in graph.storages]
+    links = {(step.src, step.dst) for step in schedule.steps if isinstance(step, Copy)}
+    staging = [problem.machine.link_between[link] for link in sorted(links)]
+    # In a loop, what lives across steps is there from the second step on, whoever makes it.
+    here = {s for s, home in schedule.home.items() if device in home and (problem.cyclic or graph.is_there_at_start(s))}
+    held = sum(size[s] for s in here) + sum(link.staging_bytes for link in staging if link.staging_tier == device)
+    found: list[int] = []
+    most = held
+    for step in schedule.steps:
+        if isinstance(step, Compute):
+            op = graph.ops[step.op]
+            taken_over = {new: old for old, new in op.in_place}
+            scratch = op.workspace_bytes
+            for storage in op.writes:
+                if storage in taken_over:
+                    held -= size[taken_over[storage]]
+                    here.discard(taken_over[storage])
+                if storage not in here:
+                    here.add(storage)
+                    held += size[storage]
+                elif storage not in taken_over and not graph.storages[storage].lasting:
+                    scratch += size[storage]
+                most = max(most, held)
+            most = max(most, held + scratch)
+            if step.op == len(found):
+                found.append(most)
+                most = 0
+        elif isinstance(step, Free):
+            if step.tier == device:
+                here.discard(step.storage)
+                held -= size[step.storage]
+        elif step.dst == device:
+            if step.storage not in here:
+                here.add(step.storage)
+                held += size[step.storage]
+            most = max(most, held)
+    return found
+
+
 def build(
     problem: Problem,
     swaps: Iterable[Swap] = (),
@@ -98,16 +141,19 @@ def build(
 
     An input, or the output of an op that cannot run again, outlives its last use if something dropped is made from it later.
     """
-    if callable(keep_recomputed):
-        keeps = keep_recomputed
-    else:
-        keep = keep_recomputed
-        keeps = lambda storage, reader, next_use: keep  # noqa: E731
-    builder = _Builder(problem, tuple(swaps), tuple(drops), keeps, home or {}, {})
+    choices = tuple(swaps), tuple(drops), _keeps(keep_recomputed), home or {}
+    builder = _Builder(problem, *choices, {})
     schedule = builder.run()
     if builder.needed_until:  # only now known: what had died is kept this time
-        schedule = _Builder(problem, tuple(swaps), tuple(drops), keeps, home or {}, builder.needed_until).run()
+        schedule = _Builder(problem, *choices, builder.needed_until).run()
     return schedule
+
+
+def _keeps(keep_recomputed: bool | Keeps) -> Keeps:
+    """A function that gives the same answer each time it is asked the same, for builds that take two runs."""
+    if callable(keep_recomputed):
+        return functools.cache(keep_recomputed)
+    return lambda storage, reader, next_use: keep_recomputed
 
 
 class _Builder:

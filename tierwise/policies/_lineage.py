@@ -7,7 +7,6 @@ it is now made from its sources, and pays for its ops too. Each op on the way co
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..ir import Graph, Problem, Role
@@ -42,9 +41,10 @@ class Lineages:
     """Which storages are dropped when, and what it takes to have them back."""
 
     def __init__(self, problem: Problem) -> None:
-        self._problem, self._graph = problem, problem.graph
+        self._graph, self._seconds = problem.graph, problem.device_seconds
         self._last_replay = last_replays(problem.graph)
         self._dropped: dict[int, list[tuple[int, int]]] = {}  # storage -> (op after which it goes, op for which it is back)
+        self._known: dict[tuple[int, int], Lineage | None] = {}
 
     def drop(self, storage: int, start: int, end: int) -> None:
         """From now on the storage is gone after op `start` and is made again for op `end`."""
@@ -53,26 +53,36 @@ class Lineages:
     def restore(self, storage: int, start: int, end: int) -> None:
         """Take a drop back."""
         self._dropped[storage].remove((start, end))
+        self._known.clear()
 
     def lineage(self, storage: int, at: int) -> Lineage | None:
         """What brings the storage back just before op `at`, whatever it is at that time itself; None if nothing can."""
-        sources: set[int] = set()
-        ops: set[int] = set()
-        pending = [storage]
+        key = (storage, at)
+        known = self._known.get(key)
+        if known is not None:
+            gone = [source for source in known.sources if not self.is_here(source, at)]
+            if gone:
+                self._known[key] = self._trace(gone, at, known.sources.difference(gone), known.ops)
+        elif key not in self._known:
+            self._known[key] = self._trace([storage], at, frozenset(), frozenset())
+        return self._known[key]
+
+    def _trace(self, missing: list[int], at: int, sources: frozenset[int], ops: frozenset[int]) -> Lineage | None:
+        """A lineage that also brings back what is missing."""
+        all_sources, all_ops, pending = set(sources), set(ops), list(missing)
         while pending:
-            missing = pending.pop()
-            producer = self._graph.producer(missing)
+            producer = self._graph.producer(pending.pop())
             if producer is None or self._last_replay[producer] < at or producer >= at:
                 return None
-            if producer in ops:
+            if producer in all_ops:
                 continue
-            ops.add(producer)
+            all_ops.add(producer)
             for read in self._graph.ops[producer].reads:
                 if self.is_here(read, at):
-                    sources.add(read)
+                    all_sources.add(read)
                 else:
                     pending.append(read)
-        return Lineage(frozenset(sources), frozenset(ops), self._seconds(ops))
+        return Lineage(frozenset(all_sources), frozenset(all_ops), sum(self._seconds[op] for op in sorted(all_ops)))
 
     def is_here(self, storage: int, at: int) -> bool:
         """Whether the storage is on the device, or at least kept somewhere, just before op `at`. An input can be kept as long as it is needed."""
@@ -82,6 +92,3 @@ class Lineages:
         if self._graph.uses[storage][-1] < at:
             return False
         return not any(start < at <= end for start, end in self._dropped.get(storage, ()))
-
-    def _seconds(self, ops: Iterable[int]) -> float:
-        return sum(self._problem.device_seconds[op] for op in sorted(ops))
