@@ -13,11 +13,17 @@ REFERENCE = Path(__file__).parent / "reference"
 def policies_page() -> str:
     cards = [policies.card(name) for name in policies.names()]
     parts = ["# Policies\n\nMade from the docstrings in `tierwise/policies/` by `make docs`.\n"]
-    parts.append("| policy | year | decides | needs | exactness |\n|---|---|---|---|---|")
-    parts += [f"| [{c.name}](#{c.name}) | {c.year or '-'} | {c.decides} | {', '.join(c.requires) or '-'} | {c.exactness} |" for c in cards]
+    parts.append("| policy | year | venue | decides | fidelity | runs | needs | exactness |\n|---|---|---|---|---|---|---|---|")
+    for c in cards:
+        cells = (f"[{c.name}](#{c.name})", str(c.year or "-"), c.venue or "-", c.decides, c.fidelity)
+        runs = "simulated" if c.simulated_only_because else "yes"
+        parts.append("| " + " | ".join((*cells, runs, ", ".join(c.requires) or "-", c.exactness)) + " |")
+    parts += [f"| {a.name} | {a.year} | {a.venue} | {a.status}: {a.reason} | | | | |" for a in policies.ABSENT]
     for card in cards:
         parts.append(f"\n## {card.name}\n\n{card.summary}\n")
         facts = {"Paper": card.paper, "Idea": card.idea, "Rule": card.rule, "Differs": card.differs}
+        if card.simulated_only_because:
+            facts["Simulated only"] = card.simulated_only_because
         parts += [f"- **{title}**: {text}" for title, text in facts.items()]
     return "\n".join(parts) + "\n"
 

@@ -26,9 +26,14 @@ def test_policies_lists_every_policy_with_its_line(tierwise):
 
 
 def test_policies_as_json(tierwise):
-    cards = {card["name"]: card for card in json.loads(tierwise("policies", "--json").out)}
-    assert list(cards) == policies.names()
-    assert cards["vdnn"]["requires"] == ["dram"]
+    rows = {row["name"]: row for row in json.loads(tierwise("policies", "--json").out)}
+    assert [name for name, row in rows.items() if row["status"] == "policy"] == policies.names()
+    assert rows["vdnn"]["requires"] == ["dram"]
+    assert {key: rows["chen"][key] for key in ("year", "venue", "executable", "fidelity")} == {
+        "year": 2016, "venue": "arXiv", "executable": True, "fidelity": "faithful"
+    }  # fmt: skip
+    assert rows["flashneuron"]["executable"].startswith("simulated only: ")
+    assert rows["gtbm"]["status"] == "unknown" and rows["gtbm"]["reason"]
 
 
 def test_one_policy_in_full(tierwise, refused):
@@ -37,6 +42,7 @@ def test_one_policy_in_full(tierwise, refused):
         assert any(line.startswith(part) for line in ran.out.splitlines())
     assert "segments=search" in ran.out
     assert json.loads(tierwise("policies", "chen", "--json").out)["options"] == {"segments": "'search'"}
+    assert "no policy here, unknown" in refused("policies", "gtbm")
     assert refused("policies", "chn") == "unknown policy 'chn'; did you mean 'chen'?"
 
 

@@ -89,6 +89,21 @@ def test_card(name):
     assert card.summary.endswith(".")
     for part in (card.paper, card.idea, card.rule, card.differs, card.decides):
         assert part, f"{name} does not say all of Paper, Idea, Rule, Differs and DECIDES"
+    assert card.fidelity in policies.FIDELITIES, f"{name} does not say FIDELITY"
+    assert card.executable is True or str(card.executable).startswith(policies.SIMULATED_ONLY), f"{name} does not say EXECUTABLE"
+    assert card.paper.startswith("none") or (card.year and card.venue), f"{name} has no 'Venue 20xx' in its Paper line, nor YEAR and VENUE"
+
+
+def test_cards_read_venue_and_year_from_the_paper_line():
+    found = {name: (policies.card(name).venue, policies.card(name).year) for name in ("capuchin", "chen", "flashneuron", "keep_all")}
+    assert found == {"capuchin": ("ASPLOS", 2020), "chen": ("arXiv", 2016), "flashneuron": ("USENIX FAST", 2021), "keep_all": ("", None)}
+
+
+def test_what_is_absent_has_no_file():
+    assert {absent.name: absent.status for absent in policies.ABSENT} == {
+        "flexgen": "not applicable yet", "gtbm": "unknown", "tmof": "not applicable yet"
+    }  # fmt: skip
+    assert not {absent.name for absent in policies.ABSENT} & set(policies.names())
 
 
 def test_a_storage_larger_than_the_budget_is_named_in_bytes():

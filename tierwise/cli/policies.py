@@ -22,25 +22,56 @@ def policies(
         return _one(name, as_json)
     cards = [zoo.card(found) for found in zoo.names()]
     if as_json:
-        return terminal.print_json([dataclasses.asdict(card) for card in cards])
+        rows = [dataclasses.asdict(card) | {"status": "policy"} for card in cards]
+        return terminal.print_json(rows + [dataclasses.asdict(absent) for absent in zoo.ABSENT])
     columns = (
         terminal.Column("policy", right=False),
         terminal.Column("year"),
+        terminal.Column("venue", right=False),
+        terminal.Column("decides", right=False),
+        terminal.Column("fidelity", right=False),
+        terminal.Column("runs", right=False),
         terminal.Column("needs", right=False),
         terminal.Column("", right=False),
     )
+    lines = [
+        terminal.Line(
+            (
+                card.name,
+                str(card.year or "-"),
+                card.venue or "-",
+                card.decides,
+                card.fidelity,
+                "simulated" if card.simulated_only_because else "yes",
+                ", ".join(card.requires) or "-",
+            ),
+            rest=card.summary,
+        )
+        for card in cards
+    ]
+    lines += [terminal.Line((absent.name, str(absent.year), absent.venue), rest=f"{absent.status}: {absent.reason}") for absent in zoo.ABSENT]
+    terminal.print_table(columns, lines)
+    why: dict[str, list[str]] = {}
+    for card in cards:
+        if card.simulated_only_because:
+            why.setdefault(card.simulated_only_because, []).append(card.name)
+    if why:
+        print()
     terminal.print_table(
-        columns,
-        [terminal.Line((card.name, str(card.year or "-"), ", ".join(card.requires) or "-"), rest=card.summary) for card in cards],
+        (terminal.Column("simulated only", right=False),), [terminal.Line((", ".join(names),), rest=reason) for reason, names in why.items()]
     )
     terminal.say_next("tierwise", "policies", cards[-1].name)
 
 
 def _one(name: str, as_json: bool) -> None:
     from .. import policies as zoo
+    from ..errors import BadInput
     from . import _terminal as terminal
     from ._inputs import options_of
 
+    if name in (absent.name for absent in zoo.ABSENT):
+        absent = next(absent for absent in zoo.ABSENT if absent.name == name)
+        raise BadInput(f"{name} ({absent.paper.rstrip('.')}) has no policy here, {absent.status}: {absent.reason}")
     if name not in zoo.names():
         zoo.load(name)  # says which name is nearest
     card, options = zoo.card(name), options_of(name)
@@ -49,12 +80,15 @@ def _one(name: str, as_json: bool) -> None:
     facts = {
         name: card.summary,
         "paper": card.paper,
+        "published": f"{card.venue} {card.year}" if card.year else "-",
         "idea": card.idea,
         "rule": card.rule,
         "differs": card.differs,
         "decides": card.decides,
         "needs": ", ".join(card.requires) or "nothing beyond the device",
         "exactness": card.exactness,
+        "fidelity": card.fidelity,
+        "runs": f"{zoo.SIMULATED_ONLY}{card.simulated_only_because}" if card.simulated_only_because else "yes",
         "options": ", ".join(f"{key}={default}" for key, default in options.items()) or "none",
     }
     terminal.print_table((terminal.Column("policy", right=False),), [terminal.Line((key,), rest=text) for key, text in facts.items()])

@@ -1,7 +1,25 @@
 """Problem -> Schedule. One paper, one file; the file's name is the policy's name, and a new file is in court the day it lands.
 
 `plan` finds the file, calls it, and hands the result to the judge. A policy that does not fit the budget is refused with the smallest
-budget it can do. Cards (what `tierwise policies` shows) are read from the files' docstrings without importing them.
+budget it can do. Cards (what `tierwise policies` shows) are read from the files without importing them.
+
+A policy's file has a docstring and a few constants, all plain literals:
+
+    name: one sentence, what it does with the bytes.
+
+    Paper    authors, venue year, arXiv number.       the first "Venue 20xx" between commas gives venue and year
+    Idea     why it works.
+    Rule     what is chosen, as in the paper.
+    Differs  what is left out, added or inferred.
+
+    DECIDES = "what to recompute"                     in a few words
+    FIDELITY = "faithful"                             or "like": the paper's rule was not to be had, and Differs says what was inferred
+    EXECUTABLE = True                                 or "simulated only: why its plans cannot run at region boundaries"
+    REQUIRES = {"dram"}                               tiers and processors it cannot do without; nothing unless given
+    EXACTNESS = "exact"                               or "exact if ...", "lossy: ..."; exact unless given
+    YEAR, VENUE = 2016, "MICRO"                       only where the Paper line does not say them
+
+What is published but has no file is named in ABSENT, with the reason.
 
 Outsiders register a module with the same shape under the entry point group "tierwise.policies".
 """
@@ -23,6 +41,9 @@ from ..errors import BadInput, InfeasibleBudget, MissingTier, OverCapacity, Unkn
 from ..ir import Problem, Schedule, check_schedule, peak_bytes
 from ..units import exact_bytes, format_bytes
 
+CONSTANTS = ("DECIDES", "REQUIRES", "EXACTNESS", "EXECUTABLE", "FIDELITY", "YEAR", "VENUE")
+FIDELITIES = ("faithful", "like")
+SIMULATED_ONLY = "simulated only: "
 LEAST_BUDGET_TRIES = 10  # halvings of the interval in which the smallest budget is looked for: a thousandth of it
 
 
@@ -34,12 +55,41 @@ class Card:
     summary: str
     paper: str
     year: int | None
+    venue: str
     idea: str
     rule: str
     differs: str
     decides: str
     requires: tuple[str, ...]
     exactness: str
+    executable: bool | str  # True, or "simulated only: " and why
+    fidelity: str  # "faithful", or "like": a reading of a rule that could not be looked up
+
+    @property
+    def simulated_only_because(self) -> str:
+        return "" if self.executable is True else str(self.executable).removeprefix(SIMULATED_ONLY)
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A published system that has no policy here, and why."""
+
+    name: str
+    paper: str
+    year: int
+    venue: str
+    status: str  # "unknown", or "not applicable yet"
+    reason: str
+
+
+ABSENT = (
+    Absent("flexgen", "Sheng et al., ICML 2023, arXiv:2303.06865.", 2023, "ICML", "not applicable yet",
+           "places weights, key-value cache and activations of inference; the steps here are training steps"),
+    Absent("gtbm", "named in our sources as HPDC 2020, without a title.", 2020, "HPDC", "unknown",
+           "no paper, page or repository under this name was found, so there is no rule to build"),
+    Absent("tmof", "Lin, Chen, Cheng, Yang, HPCA 2023.", 2023, "HPCA", "not applicable yet",
+           "divides swaps among GPUs that share an uplink; a problem here has one device"),
+)  # fmt: skip
 
 
 @functools.cache
@@ -72,24 +122,28 @@ def card(name: str) -> Card:
     constants = {
         node.targets[0].id: ast.literal_eval(node.value)
         for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in ("DECIDES", "REQUIRES", "EXACTNESS")
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in CONSTANTS
     }
     fields = {
         match[1].lower(): " ".join(match[2].split())
         for match in re.finditer(r"^(Paper|Idea|Rule|Differs)\s+(.*?)(?=^(?:Paper|Idea|Rule|Differs)\s|\Z)", text, re.M | re.S)
     }
-    year = re.search(r"\b(19|20)\d\d\b", fields.get("paper", ""))
+    # "ASPLOS 2020" between commas: the venue, and the year it names.
+    published = re.search(r"(?:^|[,;] )([^,;]*?)\s?\b((?:19|20)\d\d)\b", fields.get("paper", ""))
     return Card(
         name=name,
         summary=text.split("\n", 1)[0].partition(": ")[2],
         paper=fields.get("paper", ""),
-        year=int(year[0]) if year else None,
+        year=constants.get("YEAR", int(published[2]) if published else None),
+        venue=constants.get("VENUE", published[1] if published else ""),
         idea=fields.get("idea", ""),
         rule=fields.get("rule", ""),
         differs=fields.get("differs", ""),
         decides=constants.get("DECIDES", ""),
         requires=tuple(sorted(constants.get("REQUIRES", ()))),
         exactness=constants.get("EXACTNESS", "exact"),
+        executable=constants.get("EXECUTABLE", "simulated only: its file does not say that its plans can be run"),
+        fidelity=constants.get("FIDELITY", ""),
     )
 
 

@@ -33,6 +33,8 @@ from ._gaps import Drop, Gap, Swap, build, can_recompute, device_bytes, gap_seco
 from ._lineage import Lineages
 
 DECIDES = "swap or recompute"
+FIDELITY = "faithful"
+EXECUTABLE = True
 REQUIRES = {"dram"}
 FEEDBACK_SHARE = 0.05  # a late fetch is triggered earlier by this share of its copy
 MAX_CORRECTIONS = 8  # how often the choice goes on after recomputations turned out to need room themselves

@@ -26,6 +26,8 @@ from ._milp import Program, Solution, Status
 from ._nodes import Nodes, Score, Victim, evict_in_order, runs_of, schedule_of
 
 DECIDES = "what to recompute"
+FIDELITY = "faithful"
+EXECUTABLE = "simulated only: it runs ops again at any point of the step, where no region begins or ends"
 
 SOLVERS = ("auto", "exact", "rounding")
 MEMORY_UNITS = 100_000  # the solver's tolerance of 1e-6 must stay far below one unit

@@ -19,6 +19,8 @@ from ._gaps import Drop, build, can_recompute
 from ._layers import saved_for_backward
 
 DECIDES = "recompute by segment"
+FIDELITY = "faithful"
+EXECUTABLE = True
 FIXED_POINT_STEPS = 3
 GRID_POINTS = 6
 

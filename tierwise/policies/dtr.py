@@ -22,6 +22,8 @@ from ._evict import Chooser, Replay, lowest
 from ._gaps import build
 
 DECIDES = "what to recompute"
+FIDELITY = "faithful"
+EXECUTABLE = "simulated only: it evicts and runs ops again at any point of the step, where no region begins or ends"
 LOOK_BEYOND = 4.0  # how far a walk goes past the score that would do: further costs more now, less far costs more walks later
 
 

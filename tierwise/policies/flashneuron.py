@@ -27,6 +27,8 @@ from ..units import format_bytes
 from ._heap import TwoEndedHeap
 
 DECIDES = "which activations go to disk, and every address"
+FIDELITY = "faithful"
+EXECUTABLE = "simulated only: it places every storage at an address, and torch's allocator takes none"
 
 
 def plan(

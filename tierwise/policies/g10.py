@@ -25,6 +25,8 @@ from ._moves import Move, carry_out
 from ._swaps import PlannedSwap, SwapPlan
 
 DECIDES = "swap to host or disk, and when"
+FIDELITY = "faithful"
+EXECUTABLE = True
 BLOCK = 512  # benefits brought up to date at a time; any number gives the same plan
 
 

@@ -10,6 +10,8 @@ from ..ir import Problem, Schedule
 from ._gaps import build
 
 DECIDES = "nothing"
+FIDELITY = "faithful"
+EXECUTABLE = True
 
 
 def plan(problem: Problem) -> Schedule:

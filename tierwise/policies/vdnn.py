@@ -17,6 +17,8 @@ from ._gaps import Swap, build
 from ._layers import is_conv, is_dense, saved_for_backward
 
 DECIDES = "swap by layer"
+FIDELITY = "faithful"
+EXECUTABLE = True
 REQUIRES = {"dram"}
 LADDER = ("none", "conv", "all")  # of dyn, fastest first
 

@@ -16,6 +16,8 @@ from ..errors import BadInput
 from ..ir import Compute, Copy, Free, Op, Phase, Problem, Role, Schedule, Step
 
 DECIDES = "update on the cpu"
+FIDELITY = "faithful"
+EXECUTABLE = True
 REQUIRES = {"dram", "cpu"}
 
 
