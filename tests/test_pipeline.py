@@ -10,8 +10,7 @@ from problems import chain, machine
 
 from tierwise import machines, pipeline, policies
 from tierwise.errors import BadInput
-from tierwise.ir import Machine, Processor, Tier, peak_bytes, serial
-from tierwise.pipeline import Outcome
+from tierwise.ir import Machine, Outcome, Processor, Tier, peak_bytes, serial
 
 KEPT_BYTES = 60  # batch, a0 to a3, and the gradient the loss makes
 KEPT_SECONDS = 9.0  # four forward, the loss, four backward

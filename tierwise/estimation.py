@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from . import pipeline, policies
-from .ir import Graph, Machine, Problem, Timeline
+from .ir import Graph, Machine, Outcome, Problem, Timeline
 
 Progress = Callable[[str], None]
 # Real eager steps took 0.94 to 1.58 times their roofline on nine of eleven models (two that wait for the host took 2.2 and 2.4 times):
@@ -84,14 +84,14 @@ def estimate(
     problem = pipeline.make_problem(one.graph, machine, budget_bytes)
     progress("keep_all")
     reference = pipeline.reference(problem)
-    fits = reference.row.outcome is pipeline.Outcome.FITS
+    fits = reference.row.outcome is Outcome.FITS
     largest = sizes.largest_kept(problem.budget_bytes) if sizes else None
     kept = _way("keep_all", problem, reference.timeline, one, largest)
     planned, least = None, None
     if not fits:
         tried = [name for name in (names or policies.names()) if name != pipeline.REFERENCE and (names or name not in SLOW_TO_PLAN)]
         rows = pipeline.compare(problem, tried, on_policy=progress).rows
-        feasible = [row for row in rows if row.outcome is pipeline.Outcome.FITS]
+        feasible = [row for row in rows if row.outcome is Outcome.FITS]
         if feasible:
             best = min(feasible, key=lambda row: row.seconds or 0.0)
             answer = pipeline.answer(problem, best.policy)

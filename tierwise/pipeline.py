@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from . import machines, policies
 from .errors import BadFile, BadInput, ForeignFile, InfeasibleBudget, MissingTier, TierwiseError
-from .ir import Compute, Copy, Costs, Graph, Machine, Problem, Schedule, Timeline, peak_bytes, serial
+from .ir import Comparison, Compute, Copy, Costs, Graph, Machine, Outcome, Problem, Row, Schedule, Timeline, peak_bytes, serial
 from .lower import Coarse, CompiledRegion, coarsen
 from .profile.roofline import fused_costs, roofline_costs
 from .simulate import lower_bound_seconds, simulate
@@ -159,44 +158,6 @@ def compiled_problem(model: CapturedModel, step: CompiledStep, machine: str | Pa
 
 
 # -- one answer -------------------------------------------------------------------------------------------------------------------------
-
-
-class Outcome(StrEnum):
-    FITS = "fits"
-    DOES_NOT_FIT = "does not fit"  # the reference, planned as if the card were large enough
-    INFEASIBLE = "infeasible"
-    MISSING = "missing"  # the machine lacks what the policy needs
-    REFUSED = "refused"  # the judge, or the policy itself, says no to this step
-    CRASHED = "crashed"  # the policy has a bug, which must not cost the others their rows
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What one policy makes of a problem. What is not known is None."""
-
-    policy: str
-    outcome: Outcome
-    peak_bytes: int | None = None
-    seconds: float | None = None
-    times_keep_all: float | None = None
-    times_bound: float | None = None
-    recomputed_ops: int | None = None
-    recomputed_seconds: float | None = None
-    copied_bytes: int | None = None
-    planning_seconds: float | None = None
-    least_bytes: int | None = None  # the smallest budget an infeasible policy can do
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """One table: every policy at one budget. The bound is a step time that no schedule within the budget can beat."""
-
-    budget_bytes: int
-    bound_seconds: float
-    keep_all_seconds: float
-    keep_all_bytes: int
-    rows: tuple[Row, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""A pipeline.Row as a line of a table."""
+"""A Row as a line of a table."""
 
 from __future__ import annotations
 
-from ..pipeline import Comparison, Outcome, Row
+from ..ir import Comparison, Outcome, Row
 from ..units import exact_bytes, format_bytes, format_seconds
 from ._terminal import Column, Line
 

@@ -11,7 +11,7 @@ from ._inputs import JsonOption, MachineOption, StepArgument
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..pipeline import Comparison
+    from ..ir import Comparison
 
 
 def compare(
@@ -36,6 +36,7 @@ def compare(
     import dataclasses
 
     from .. import machines, pipeline
+    from ..ir import Outcome
     from . import _inputs
     from . import _terminal as terminal
 
@@ -53,7 +54,7 @@ def compare(
         )
     for comparison in found:
         _print(comparison, problems[0].machine.name, blank=comparison is not found[0])
-    best = next((row for comparison in reversed(found) for row in comparison.rows if row.outcome is pipeline.Outcome.FITS), None)
+    best = next((row for comparison in reversed(found) for row in comparison.rows if row.outcome is Outcome.FITS), None)
     if best is not None:
         where = ["--machine", machine] if machine else []
         size = next(text for text, comparison in reversed(list(zip(asked, found, strict=True))) if best in comparison.rows)
@@ -61,7 +62,8 @@ def compare(
 
 
 def _print(comparison: Comparison, machine: str, *, blank: bool) -> None:
-    from ..pipeline import REFERENCE, Outcome
+    from ..ir import Outcome
+    from ..pipeline import REFERENCE
     from ..units import format_bytes
     from . import _rows
     from . import _terminal as terminal

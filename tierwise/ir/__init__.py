@@ -4,10 +4,12 @@ from .graph import Graph, Op, Phase, Region, RegionCall, Role, Storage
 from .judge import check_graph, check_schedule, peak_bytes
 from .machine import Link, Machine, Processor, Tier
 from .problem import Costs, Problem
+from .run import Comparison, Outcome, Row, Run
 from .schedule import Compute, Copy, Free, Schedule, Step
 from .timeline import Curve, Span, Timeline
 
 __all__ = [
-    "Compute", "Copy", "Costs", "Curve", "Free", "Graph", "Link", "Machine", "Op", "Phase", "Problem", "Processor", "Region", "RegionCall",
-    "Role", "Schedule", "Span", "Step", "Storage", "Tier", "Timeline", "check_graph", "check_schedule", "peak_bytes",
+    "Comparison", "Compute", "Copy", "Costs", "Curve", "Free", "Graph", "Link", "Machine", "Op", "Outcome", "Phase", "Problem", "Processor",
+    "Region", "RegionCall", "Role", "Row", "Run", "Schedule", "Span", "Step", "Storage", "Tier", "Timeline", "check_graph", "check_schedule",
+    "peak_bytes",
 ]  # fmt: skip

@@ -24,12 +24,13 @@ from .graph import Graph, Op, Phase, Region, RegionCall, Role, Storage
 from .judge import check_graph
 from .machine import Link, Machine, Processor, Tier
 from .problem import Costs, Problem
+from .run import Comparison, Outcome, Row, Run
 from .schedule import Compute, Copy, Free, Schedule, Step
 from .timeline import Curve, Span, Timeline
 
 FORMAT = 1
 Json = dict[str, Any]
-Document = Graph | Machine | Problem | Schedule | Timeline
+Document = Graph | Machine | Problem | Schedule | Timeline | Run
 
 
 # -- files ------------------------------------------------------------------------------------------------------------------------------
@@ -142,12 +143,16 @@ _IS: dict[str, Callable[[Any], bool]] = {
     "Mapping[str, float]": lambda value: type(value) is dict and all(_IS["float"](rate) and rate > 0 for rate in value.values()),
     "Role": lambda value: value in list(Role),
     "Phase": lambda value: value in list(Phase),
+    "Outcome": lambda value: value in list(Outcome),
+    "int | None": lambda value: value is None or type(value) is int,
+    "float | None": lambda value: value is None or _IS["float"](value),
 }
 _MAKE: dict[str, Callable[[Any], Any]] = {
     "tuple[int, ...]": tuple,
     "tuple[tuple[int, int], ...]": lambda value: tuple(map(tuple, value)),
     "Role": Role,
     "Phase": Phase,
+    "Outcome": Outcome,
 }
 
 
@@ -300,10 +305,82 @@ def _timeline_in(data: Json) -> Timeline:
     )
 
 
+_PARTS: dict[str, tuple[Callable[[Any], Json], Callable[[Json], Any]]] = {
+    "problem": (_problem_out, _problem_in),
+    "schedule": (_schedule_out, _schedule_in),
+    "predicted": (_timeline_out, _timeline_in),
+    "measured": (_timeline_out, _timeline_in),
+}
+_HISTORIES = ("losses", "untouched_losses", "step_seconds")
+
+
+def _run_out(run: Run) -> Json:
+    data: Json = {"name": run.name}
+    for part, (write, _) in _PARTS.items():
+        if (value := getattr(run, part)) is not None:
+            data[part] = write(value)
+    if run.comparisons:
+        data["comparisons"] = [_plain(table) | {"rows": [_plain(row) for row in table.rows]} for table in run.comparisons]
+    for history in _HISTORIES:
+        if values := getattr(run, history):  # JSON has no NaN, and a diverged loss is one
+            data[history] = [value if math.isfinite(value) else None for value in values]
+    rest = {"policy": run.policy, "words": list(run.words), "reserved_bytes": run.reserved_bytes, "unaccounted_bytes": run.unaccounted_bytes}
+    return data | {name: value for name, value in rest.items() if value not in ("", [], None)}
+
+
+def _run_in(data: Json) -> Run:
+    parts = {part: read(data[part]) for part, (_, read) in _PARTS.items() if part in data}
+    words, texts = data.get("words", []), [data["name"], data.get("policy", "")]
+    if type(words) is not list or not all(map(_IS["str"], [*texts, *words])):
+        raise ValueError("the name, the policy and the words of a run are text")
+    for history in _HISTORIES:
+        if not all(map(_IS["float | None"], data.get(history, []))):
+            raise ValueError(f"{history} are not numbers")
+        parts[history] = tuple(math.nan if value is None else float(value) for value in data.get(history, []))
+    for size in ("reserved_bytes", "unaccounted_bytes"):
+        if not _IS["int | None"](data.get(size)):
+            raise ValueError(f"{size} is {data[size]!r}, not a whole number")
+        parts[size] = data.get(size)
+    run = Run(
+        name=data["name"],
+        policy=data.get("policy", ""),
+        words=tuple(words),
+        comparisons=tuple(_comparison_in(table) for table in data.get("comparisons", [])),
+        **parts,
+    )
+    _check_places(run)
+    return run
+
+
+def _comparison_in(data: Json) -> Comparison:
+    numbers = {name: value for name, value in data.items() if name != "rows"}
+    if not all(map(_IS["float"], numbers.values())):
+        raise ValueError("a number of a comparison is not one")
+    return Comparison(rows=tuple(_build(Row, row) for row in data["rows"]), **numbers)
+
+
+def _check_places(run: Run) -> None:
+    """What the parts of a run say of each other: ids and places that exist. Whether the schedule is legal is the judge's to say."""
+    if run.schedule is None:
+        return
+    steps = run.schedule.steps
+    for timeline in (run.predicted, run.measured):
+        if timeline is not None and not all(0 <= span.step < len(steps) for span in timeline.spans):
+            raise ValueError(f"a span names a step that is not among the {len(steps)} of the schedule")
+    if run.problem is None:
+        return
+    ops, storages = len(run.problem.graph.ops), len(run.problem.graph.storages)
+    if not all(0 <= step.op < ops if isinstance(step, Compute) else 0 <= step.storage < storages for step in steps):
+        raise ValueError("the schedule names an op or storage that the graph does not have")
+    if not all(0 <= storage < storages for storage in run.schedule.home):
+        raise ValueError("a home is of a storage that the graph does not have")
+
+
 _FORMS: dict[type[Any], tuple[str, Callable[[Any], Json], Callable[[Json], Any]]] = {
     Graph: ("graph", _graph_out, _graph_in),
     Machine: ("machine", _machine_out, _machine_in),
     Problem: ("problem", _problem_out, _problem_in),
     Schedule: ("schedule", _schedule_out, _schedule_in),
     Timeline: ("timeline", _timeline_out, _timeline_in),
+    Run: ("run", _run_out, _run_in),
 }
