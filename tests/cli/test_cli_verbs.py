@@ -10,7 +10,7 @@ from problems import chain
 from tierwise import machines, policies
 from tierwise.cli import _terminal as terminal
 from tierwise.errors import BadFile
-from tierwise.ir import Schedule, Timeline, check_schedule, serial
+from tierwise.ir import Run, check_schedule, serial
 from tierwise.policies import plan
 from tierwise.simulate import simulate
 
@@ -83,17 +83,19 @@ def test_plan_predicts_and_ends_with_the_next_command(tierwise, step):
     assert ran.err == f"Next: tierwise plan {step} --budget 50B --policy chen -o chain.chen.json\n"
 
 
-def test_plan_writes_a_schedule_that_the_judge_accepts(tierwise, step, tmp_path):
+def test_plan_writes_a_run_whose_schedule_the_judge_accepts(tierwise, step, tmp_path):
     ran = tierwise("plan", step, "--policy", "vdnn", "--budget", "50B", "-o", tmp_path / "s.json.gz")
     assert ran.code == 0
     problem = chain(4).with_budget(50)
-    schedule = serial.load(tmp_path / "s.json.gz", Schedule, graph=problem.graph)
-    check_schedule(problem, schedule)
-    assert schedule == plan(problem, "vdnn")
+    run = serial.load(tmp_path / "s.json.gz", Run, graph=problem.graph)
+    assert (run.name, run.policy, run.problem, run.measured) == ("chain", "vdnn", problem, None)
+    check_schedule(problem, run.schedule)
+    assert run.schedule == plan(problem, "vdnn") and run.predicted == simulate(problem, run.schedule)
+    assert [(table.budget_bytes, [row.policy for row in table.rows]) for table in run.comparisons] == [(50, ["keep_all", "vdnn"])]
     with pytest.raises(BadFile, match="another graph"):
-        serial.load(tmp_path / "s.json.gz", Schedule, graph=chain(5).graph)
+        serial.load(tmp_path / "s.json.gz", Run, graph=chain(5).graph)
     assert f"Wrote {tmp_path / 's.json.gz'}." in ran.err
-    assert ran.err.endswith(f"Next: tierwise simulate {step} {tmp_path / 's.json.gz'} --budget 50B\n")
+    assert ran.err.endswith(f"Next: tierwise report {tmp_path / 's.json.gz'} -o chain.vdnn.html\n")
 
 
 def test_plan_shows_the_schedule(tierwise, step):
@@ -146,8 +148,11 @@ def test_simulate_predicts(tierwise, step, schedule, tmp_path):
     ran = tierwise("simulate", step, schedule, "--budget", "50B", "-o", tmp_path / "t.json")
     for lane in predicted.busy_seconds():
         assert f"\n{lane}" in ran.out
-    assert serial.load(tmp_path / "t.json", Timeline, graph=problem.graph) == predicted
-    assert ran.err.endswith(f"Next: tierwise compare {step} --budget 50B\n")
+    assert serial.load(tmp_path / "t.json", Run, graph=problem.graph).predicted == predicted
+    assert ran.err.endswith(f"Next: tierwise report {tmp_path / 't.json'} -o report.html\n")
+    again = tierwise("simulate", step, tmp_path / "t.json", "--budget", "50B")  # a run brings its schedule
+    assert again.out.replace("t.json", "s.json") == ran.out
+    assert again.err.endswith(f"Next: tierwise compare {step} --budget 50B\n")
     found = json.loads(tierwise("simulate", step, schedule, "--budget", "50B", "--json").out)
     assert found["seconds"] == predicted.seconds
     assert found["peak_bytes"] == dict(predicted.peak_bytes)
@@ -164,7 +169,7 @@ def test_simulate_refuses_a_schedule_over_budget(refused, step, schedule):
 
 
 def test_simulate_refuses_other_files(refused, step):
-    assert "this is a problem; expected a schedule" in refused("simulate", step, step)
+    assert "this is a problem; expected a schedule or run" in refused("simulate", step, step)
     assert "cannot read" in refused("simulate", step, step.with_name("none.json"))
 
 
@@ -185,6 +190,16 @@ def test_compare_says_what_does_not_fit(tierwise, step):
     least = policies.load("chen") and json.loads(tierwise("compare", step, "--budget", "30B", "--policies", "chen", "--json").out)
     nbytes = least["comparisons"][0]["rows"][0]["least_bytes"]
     assert out[-1].split(maxsplit=1) == ["chen", f"does not fit; its smallest budget is {nbytes}B"]
+
+
+def test_compare_writes_and_prints_a_run(tierwise, step, tmp_path):
+    words = ("compare", step, "--budget", "50B,40B", "--policies", "keep_all,chen")
+    ran = tierwise(*words, "-o", tmp_path / "t.json")
+    written = serial.load(tmp_path / "t.json", Run)
+    assert written.name == "chain on toy" and [table.budget_bytes for table in written.comparisons] == [50, 40]
+    assert ran.err.endswith(f"Wrote {tmp_path / 't.json'}.\nNext: tierwise report {tmp_path / 't.json'} -o chain.html\n")
+    printed = serial.loads(tierwise(*words, "--json").out, Run)
+    assert [[row.seconds for row in table.rows] for table in printed.comparisons] == [[r.seconds for r in t.rows] for t in written.comparisons]
 
 
 def test_compare_takes_options_of_a_policy(tierwise, refused, step):

@@ -23,6 +23,13 @@ MachineOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print data as JSON, in bytes and seconds.")]
 
 
+def stem(step: str) -> str:
+    """'steps/gpt-small.step.json.gz' -> 'gpt-small', a name for what is made of it."""
+    from pathlib import Path
+
+    return Path(step).name.removesuffix(".gz").removesuffix(".json").removesuffix(".step")
+
+
 def policy_names(text: str) -> list[str]:
     """'all', or names with commas between them."""
     from .. import policies

@@ -1,9 +1,11 @@
-"""A Row as a line of a table."""
+"""A Row as a line of a table, and as part of a run."""
 
 from __future__ import annotations
 
-from ..ir import Comparison, Outcome, Row
+from ..ir import Comparison, Outcome, Problem, Row, Run, Schedule, Timeline
+from ..pipeline import relate
 from ..units import exact_bytes, format_bytes, format_seconds
+from ._inputs import stem
 from ._terminal import Column, Line
 
 COLUMNS = (
@@ -27,6 +29,14 @@ def line(row: Row, *, best: bool = False) -> Line:
     recomputed = f"{row.recomputed_ops} ops, {format_seconds(row.recomputed_seconds or 0.0)}" if row.recomputed_ops else "-"
     tail = (recomputed, format_bytes(row.copied_bytes) if row.copied_bytes else "-", format_seconds(row.planning_seconds or 0.0))
     return Line((*head, *tail), style="bold green" if best else "")
+
+
+def as_run(step: str, problem: Problem, schedule: Schedule, timeline: Timeline, *, policy: str, kept: Row, row: Row, bound_seconds: float) -> Run:
+    """One planned schedule beside the reference, as a file that `tierwise report` reads."""
+    rows = (kept,) if policy == kept.policy else (kept, row)
+    related = tuple(relate(each, kept.seconds or 0.0, bound_seconds) for each in rows)
+    table = Comparison(problem.budget_bytes, bound_seconds, kept.seconds or 0.0, kept.peak_bytes or 0, related)
+    return Run(stem(step), problem, schedule, timeline, policy=policy, comparisons=(table,))
 
 
 def bound_line(comparison: Comparison) -> Line:

@@ -30,13 +30,14 @@ def compare(
             "-O", "--option", metavar="POLICY.KEY=VALUE", help="An option of one policy; `tierwise policies NAME` lists them.", show_default=False
         ),
     ] = None,
+    out: Annotated[str | None, typer.Option("-o", "--out", metavar="FILE", help="Write the tables as a run.", show_default=False)] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare policies on one step: peak, step time, what is recomputed and copied."""
     import dataclasses
 
     from .. import machines, pipeline
-    from ..ir import Outcome
+    from ..ir import Outcome, Run, serial
     from . import _inputs
     from . import _terminal as terminal
 
@@ -48,12 +49,17 @@ def compare(
     problems = [pipeline.make_problem(graph, on, each) for each in asked]
     with terminal.progress(len(problems) * len({*names, pipeline.REFERENCE})) as begin:
         found = [pipeline.compare(problem, names, options=options, on_policy=begin) for problem in problems]
+    name = f"{_inputs.stem(step)} on {problems[0].machine.name}"
+    if out is not None:
+        serial.save(Run(name, comparisons=tuple(found)), out)
     if as_json:
-        return terminal.print_json(
-            {"step": step, "machine": problems[0].machine.name, "comparisons": [dataclasses.asdict(comparison) for comparison in found]}
-        )
+        tables = [dataclasses.asdict(comparison) for comparison in found]
+        return terminal.print_json(serial.head(Run) | {"name": name, "step": step, "machine": problems[0].machine.name, "comparisons": tables})
     for comparison in found:
         _print(comparison, problems[0].machine.name, blank=comparison is not found[0])
+    if out is not None:
+        terminal.say(f"Wrote {out}.")
+        return terminal.say_next("tierwise", "report", out, "-o", f"{_inputs.stem(step)}.html")
     best = next((row for comparison in reversed(found) for row in comparison.rows if row.outcome is Outcome.FITS), None)
     if best is not None:
         where = ["--machine", machine] if machine else []

@@ -26,13 +26,14 @@ def plan(
         list[str] | None,
         typer.Option("-O", "--option", metavar="KEY=VALUE", help="An option of the policy; `tierwise policies NAME` lists them.", show_default=False),
     ] = None,
-    out: Annotated[str | None, typer.Option("-o", "--out", metavar="FILE", help="Write the schedule to a file.", show_default=False)] = None,
+    out: Annotated[
+        str | None, typer.Option("-o", "--out", metavar="FILE", help="Write a run: problem, schedule and prediction.", show_default=False)
+    ] = None,
     show: Annotated[bool, typer.Option("--show", help="Print the schedule, one step a line.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Plan one step with one policy within a budget."""
     import dataclasses
-    from pathlib import Path
 
     from .. import pipeline
     from ..ir import serial, text
@@ -49,7 +50,8 @@ def plan(
         bound = lower_bound_seconds(problem)
     rows = [pipeline.relate(row, kept.seconds or 0.0, bound) for row in ([kept] if policy != pipeline.REFERENCE else []) + [answer.row]]
     if out is not None:
-        serial.save(answer.schedule, out, graph=problem.graph)
+        run = _rows.as_run(step, problem, answer.schedule, answer.timeline, policy=policy, kept=kept, row=answer.row, bound_seconds=bound)
+        serial.save(run, out, graph=problem.graph)
     if as_json:
         terminal.print_json({"budget_bytes": problem.budget_bytes, "bound_seconds": bound} | dataclasses.asdict(rows[-1]))
     else:
@@ -65,10 +67,9 @@ def plan(
     given += ["--budget", budget] if budget else []
     if out is not None:
         terminal.say(f"Wrote {out}.")
-        return terminal.say_next("tierwise", "simulate", step, out, *given)
-    stem = Path(step).name.removesuffix(".gz").removesuffix(".json").removesuffix(".step")
+        return terminal.say_next("tierwise", "report", out, "-o", f"{_inputs.stem(step)}.{policy}.html")
     extra = [word for assignment in option or () for word in ("-O", assignment)]
-    terminal.say_next("tierwise", "plan", step, *given, "--policy", policy, *extra, "-o", f"{stem}.{policy}.json")
+    terminal.say_next("tierwise", "plan", step, *given, "--policy", policy, *extra, "-o", f"{_inputs.stem(step)}.{policy}.json")
 
 
 def explain(problem: Problem, schedule: Schedule) -> list[Line]:

@@ -11,26 +11,32 @@ from ._inputs import JsonOption, MachineOption, StepArgument
 
 def simulate(
     step: StepArgument,
-    schedule: Annotated[str, typer.Argument(metavar="SCHEDULE", help="A schedule file, as `tierwise plan -o` writes it.", show_default=False)],
+    schedule: Annotated[str, typer.Argument(metavar="SCHEDULE", help="A schedule, or a run as `tierwise plan -o` writes it.", show_default=False)],
     machine: MachineOption = None,
     budget: Annotated[
         str | None,
         typer.Option("--budget", metavar="B", help="Device bytes, such as 24GiB or 0.5 of the card. Default: the card.", show_default=False),
     ] = None,
-    out: Annotated[str | None, typer.Option("-o", "--out", metavar="FILE", help="Write the timeline to a file.", show_default=False)] = None,
+    out: Annotated[
+        str | None, typer.Option("-o", "--out", metavar="FILE", help="Write a run: problem, schedule and prediction.", show_default=False)
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Judge a schedule and predict when everything runs."""
     import dataclasses
 
     from .. import pipeline, simulate
-    from ..ir import Schedule, check_schedule, serial
+    from ..errors import BadInput
+    from ..ir import Run, Schedule, check_schedule, serial
     from ..units import format_bytes, format_seconds
-    from . import _rows
+    from . import _inputs, _rows
     from . import _terminal as terminal
 
     problem = pipeline.make_problem(step, machine, budget)
-    found: Schedule = serial.load(schedule, Schedule, graph=problem.graph)
+    file: Schedule | Run = serial.load(schedule, (Schedule, Run), graph=problem.graph)
+    found = file if isinstance(file, Schedule) else file.schedule
+    if found is None:
+        raise BadInput(f"{schedule} is a run without a schedule; name one that `tierwise plan -o` wrote")
     check_schedule(problem, found)
     with terminal.progress(1) as begin:
         begin("simulating")
@@ -39,7 +45,10 @@ def simulate(
         bound = simulate.lower_bound_seconds(problem)
     row = pipeline.relate(pipeline.describe(problem, schedule, found, timeline), kept.seconds or 0.0, bound)
     if out is not None:
-        serial.save(timeline, out, graph=problem.graph)
+        policy = (file.policy if isinstance(file, Run) else "") or _inputs.stem(schedule)
+        mine = dataclasses.replace(row, policy=policy)
+        run = _rows.as_run(step, problem, found, timeline, policy=policy, kept=kept, row=mine, bound_seconds=bound)
+        serial.save(run, out, graph=problem.graph)
     if as_json:
         facts = {key: value for key, value in dataclasses.asdict(row).items() if key not in ("policy", "peak_bytes", "planning_seconds")}
         terminal.print_json(
@@ -65,5 +74,6 @@ def simulate(
         )
     if out is not None:
         terminal.say(f"Wrote {out}.")
+        return terminal.say_next("tierwise", "report", out, "-o", "report.html")
     given = ["--machine", machine] if machine else []
     terminal.say_next("tierwise", "compare", step, *given, *(["--budget", budget] if budget else []))

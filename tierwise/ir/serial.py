@@ -74,11 +74,13 @@ def load(path: str | Path, kind: type[Any] | tuple[type[Any], ...], *, graph: Gr
 
 
 def dumps(document: Document, *, graph: Graph | None = None) -> str:
-    kind, write, _ = _FORMS[type(document)]
-    head: Json = {"tierwise": kind, "format": FORMAT}
-    if graph is not None:
-        head["graph"] = fingerprint(graph)
-    return json.dumps(head | write(document), separators=(",", ":"))
+    stamp = {"graph": fingerprint(graph)} if graph is not None else {}
+    return json.dumps(head(type(document)) | stamp | _FORMS[type(document)][1](document), separators=(",", ":"))
+
+
+def head(kind: type[Any]) -> Json:
+    """What a document of this type begins with."""
+    return {"tierwise": _FORMS[kind][0], "format": FORMAT}
 
 
 def loads(text: str, kind: type[Any] | tuple[type[Any], ...], *, graph: Graph | None = None) -> Any:
