@@ -135,7 +135,7 @@ def card(name: str) -> Card:
         summary=text.split("\n", 1)[0].partition(": ")[2],
         paper=fields.get("paper", ""),
         year=constants.get("YEAR", int(published[2]) if published else None),
-        venue=constants.get("VENUE", published[1] if published else ""),
+        venue=str(constants.get("VENUE", published[1] if published else "")),
         idea=fields.get("idea", ""),
         rule=fields.get("rule", ""),
         differs=fields.get("differs", ""),
