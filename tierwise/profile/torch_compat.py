@@ -1,0 +1,44 @@
+"""The only file of profile that touches private names of torch; all of them are in 2.11 and in 2.13."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import _unsafe_preserve_version_counter as version_kept  # type: ignore[attr-defined]
+
+__all__ = ["has_data", "host_allocations", "pause_device", "version_kept"]
+
+
+def has_data(tensor: torch.Tensor) -> bool:
+    """Neither fake nor meta."""
+    return not tensor.is_meta and not isinstance(tensor, FakeTensor)
+
+
+def pause_device(seconds: float, *, cycles_per_second: float) -> None:
+    """Keep the current CUDA stream busy with nothing."""
+    torch.cuda._sleep(int(seconds * cycles_per_second))
+
+
+def host_allocations(work: Callable[[], Any]) -> list[int]:
+    """Bytes of each allocation (freed: less than nothing) of torch's CPU allocator while the work runs, compiled code included, in order."""
+    level = "KINETO_LOG_LEVEL"
+    before = os.environ.get(level)
+    os.environ.setdefault(level, "99")  # read when the first profile starts; otherwise it writes to stderr that it does
+    try:
+        with torch.autograd.profiler.profile(profile_memory=True) as profile:
+            work()
+    finally:
+        if before is None:
+            del os.environ[level]
+    seen = sorted(_all(profile.kineto_results.experimental_event_tree()), key=lambda event: event.start_time_ns)
+    return [event.extra_fields.alloc_size for event in seen if event.tag == torch._C._profiler._EventType.Allocation]
+
+
+def _all(events: Any) -> Iterator[Any]:
+    for event in events:
+        yield event
+        yield from _all(event.children)
