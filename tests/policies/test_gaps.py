@@ -265,3 +265,17 @@ def test_the_most_bytes_of_any_op_are_the_judges_peak(which):
     drops = [Drop(gap.storage, gap.start + 1) for gap in before_update if can_recompute(problem, gap.storage)]
     for schedule in (build(problem), build(problem, swaps), build(problem, drops=drops), build(problem, swaps, drops, keep_recomputed=False)):
         assert max(device_bytes(problem, schedule)) == peak_bytes(problem, schedule)["hbm"]
+
+
+def test_what_is_kept_outlives_its_last_use_instead_of_running_again():
+    # f1 makes b from a, and only b is read in backward: to make b again takes a, which the program has let go by then.
+    b = GraphBuilder()
+    x, a, mid, d, e = (b.storage(n, 10, r) for n, r in (("x", Role.INPUT), ("a", Role.ACTIVATION), ("b", Role.ACTIVATION), ("d", Role.ACTIVATION),
+                                                       ("e", Role.ACTIVATION)))  # fmt: skip
+    b.op("f0", FORWARD, [x], [a])
+    b.op("f1", FORWARD, [a], [mid])
+    b.op("loss", BACKWARD, [x], [d])
+    b.op("b1", BACKWARD, [d, mid], [e])
+    problem = b.problem()
+    assert recomputed(problem, build(problem, drops=[Drop(mid, 2)])) == ["f0", "f1"]
+    assert recomputed(problem, build(problem, drops=[Drop(mid, 2)], kept=(a,))) == ["f1"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -133,15 +133,17 @@ def build(
     *,
     keep_recomputed: bool | Keeps = True,
     home: Mapping[int, tuple[str, ...]] | None = None,
+    kept: Collection[int] = (),
 ) -> Schedule:
     """The schedule of these choices, everything else kept from its first use to its last.
 
     keep_recomputed: what comes back on the way to something else stays if the program still needs it (Chen's and SuperNeurons'
     speed-centric segments); otherwise it goes at once and is brought back again (memory-centric). A function decides one by one.
 
-    An input, or the output of an op that cannot run again, outlives its last use if something dropped is made from it later.
+    An input, or the output of an op that cannot run again, outlives its last use if something dropped is made from it later; so does what is
+    in `kept`, which is not computed again unless an op in place has taken it over.
     """
-    choices = tuple(swaps), tuple(drops), _keeps(keep_recomputed), home or {}
+    choices = tuple(swaps), tuple(drops), _keeps(keep_recomputed), home or {}, frozenset(kept).difference(problem.graph.consumed_by)
     builder = _Builder(problem, *choices, {})
     schedule = builder.run()
     if builder.needed_until:  # only now known: what had died is kept this time
@@ -164,11 +166,12 @@ class _Builder:
         drops: tuple[Drop, ...],
         keeps: Keeps,
         home: Mapping[int, tuple[str, ...]],
+        kept: frozenset[int],
         outlives: Mapping[int, int],
     ) -> None:
         self.problem, self.graph = problem, problem.graph
         self.device, self.on = problem.device_tier, problem.machine.device.name
-        self.keeps = keeps
+        self.keeps, self.kept = keeps, kept
         self.steps: list[Step] = []
         self.home = {
             s.id: home.get(s.id, (self.device,)) for s in self.graph.storages if s.lasting or s.role is Role.INPUT
@@ -293,7 +296,7 @@ class _Builder:
         pending = [s for s in dict.fromkeys(reader.reads + reader.mutates) if not self.holders.get(s)]
         while pending:
             storage = pending.pop()
-            if not can_recompute(self.problem, storage):
+            if storage in self.kept or not can_recompute(self.problem, storage):
                 self._outlive(storage, reader)
             elif not self.holders.get(storage):
                 producer = self.graph.producer(storage)

@@ -1,0 +1,84 @@
+"""The layers of a model, as the people mean who checkpoint "every layer": a transformer block, a residual block, a level of a U-Net.
+
+A block is a call of a submodule whose class is called more than once in a step, if it does more than one op and one of them is work (a product, a
+convolution, attention, a recurrence). A graph that names no such submodules is cut before each op that is work.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from ..ir import Graph, Op, Phase, Problem, Role
+from ._gaps import Drop, can_recompute
+from ._layers import saved_for_backward
+
+WORK = ("matmul", "linear", "addmm", "mm", "bmm", "attention", "rnn")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    name: str
+    ops: tuple[int, ...]  # forward
+    inputs: tuple[int, ...]  # what it reads and does not make, parameters aside
+    outputs: tuple[int, ...]  # what it makes and forward ops outside of it read
+    inside: tuple[tuple[int, int], ...]  # (storage, last forward use) of all else it makes that backward reads
+
+
+def is_work(op: Op) -> bool:
+    return "conv" in op.kind or op.kind.removesuffix("_backward") in WORK
+
+
+def blocks(graph: Graph) -> list[Block]:
+    """In the order in which forward begins them."""
+    saved = {storage: last for storage, last, _ in saved_for_backward(graph)}
+    return [_block(graph, name, ops, saved) for name, ops in (_called(graph) or _cut(graph))]
+
+
+def _called(graph: Graph) -> list[tuple[str, list[int]]]:
+    kind_of = {region.id: region.kind for region in graph.regions}
+    calls = Counter(kind_of[call.region] for call in graph.calls)
+    ops: dict[int, list[int]] = {}
+    for op in graph.ops:
+        if op.phase is Phase.FORWARD:
+            ops.setdefault(op.region, []).append(op.id)
+    found = []
+    for call in graph.calls:
+        members = ops.get(call.id, [])
+        if calls[kind_of[call.region]] > 1 and len(members) > 1 and any(is_work(graph.ops[op]) for op in members):
+            found.append((call.module, members))
+    return sorted(found, key=lambda block: block[1][0])
+
+
+def _cut(graph: Graph) -> list[tuple[str, list[int]]]:
+    found: list[tuple[str, list[int]]] = []
+    for op in graph.ops:
+        if op.phase is not Phase.FORWARD:
+            continue
+        if not found or is_work(op):
+            found.append((op.name, []))
+        found[-1][1].append(op.id)
+    return found
+
+
+def _block(graph: Graph, name: str, ops: list[int], saved: dict[int, int]) -> Block:
+    members = set(ops)
+    made = dict.fromkeys(storage for op in ops for storage in graph.ops[op].writes)
+    read = dict.fromkeys(storage for op in ops for storage in graph.ops[op].reads)
+    outputs = {s for s in made if any(graph.ops[use].phase is Phase.FORWARD and use not in members for use in graph.readers[s])}
+    inputs = [s for s in read if s not in made and graph.storages[s].role in (Role.ACTIVATION, Role.INPUT) and not graph.storages[s].lasting]
+    inside = [(s, saved[s]) for s in made if s in saved and s not in outputs]
+    return Block(name, tuple(ops), tuple(inputs), tuple(s for s in made if s in outputs), tuple(inside))
+
+
+def checkpointed(problem: Problem, block: Block) -> list[Drop]:
+    """Keep what goes into a block and what comes out; drop the rest, to be computed again when backward reaches the block.
+
+    What goes in must be kept by the caller (build's `kept`). What is read right after its last forward use, by the loss, stays.
+    """
+    graph = problem.graph
+    return [
+        Drop(storage, last + 1)
+        for storage, last in block.inside
+        if can_recompute(problem, storage) and next(use for use in graph.uses[storage] if use > last) > last + 1
+    ]
