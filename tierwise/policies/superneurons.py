@@ -7,9 +7,8 @@ Rule     checkpoints are the outputs of CONV, FC, JOIN and CONCAT layers and wha
          stays for its backward (speed-centric); a larger one anew for each layer, from its checkpoint (memory-centric).
          Nothing is copied until bytes run out; then the least recently used goes to the host (tensor cache). In backward, while a checkpoint
          layer runs, what the next one reads is fetched, if there is room.
-Differs  convolution algorithms are not chosen by free bytes. Attention counts as FC. l_peak is taken over ops. What comes from a checkpoint that
-         backward has no use for is kept in its stead. A copy on the host that still holds is not written twice. The release fetches on demand
-         (prefetch=False).
+Differs  convolution algorithms are not chosen by free bytes. Attention counts as FC. l_peak is taken over ops. A copy on the host that still
+         holds is not written twice. The release fetches on demand (prefetch=False).
 """
 
 from __future__ import annotations
@@ -28,11 +27,13 @@ REQUIRES = {"dram"}
 def plan(problem: Problem, *, prefetch: bool = True, tier: str = "dram") -> Schedule:
     graph = problem.graph
     kept = checkpoints(graph)
-    dropped = _cheap(problem, kept)
+    dropped = [
+        Drop(storage, last + 1)
+        for storage, last, needed in saved_for_backward(graph)
+        if storage not in kept and needed > last + 1 and can_recompute(problem, storage)
+    ]
     large = _memory_centric(graph, kept)
-    recomputed = build(
-        problem, drops=[Drop(storage, last + 1) for storage, last in dropped], keep_recomputed=lambda storage, _, __: storage not in large
-    )
+    recomputed = build(problem, drops=dropped, keep_recomputed=lambda storage, _, __: storage not in large, kept=kept)
     return swap_least_recent(
         problem,
         recomputed,
@@ -40,35 +41,6 @@ def plan(problem: Problem, *, prefetch: bool = True, tier: str = "dram") -> Sche
         movable=lambda storage: graph.storages[storage].role in (Role.ACTIVATION, Role.INPUT) and not graph.storages[storage].lasting,
         ahead=_prefetches(graph, recomputed) if prefetch else {},
     )
-
-
-def _cheap(problem: Problem, kept: set[int]) -> list[tuple[int, int]]:
-    """(storage, its last forward use) of what is made again, from checkpoints that are still there by then; what is not is kept."""
-    graph, found = problem.graph, []
-    there_until = {storage: needed for storage, _, needed in saved_for_backward(graph)}
-    for storage, last, needed in sorted(saved_for_backward(graph)):
-        if storage in kept or needed == last + 1 or not can_recompute(problem, storage):
-            continue
-        if all(there_until.get(source, -1) >= needed for source in _sources(graph, storage, kept)):
-            found.append((storage, last))
-        else:
-            kept.add(storage)
-    return found
-
-
-def _sources(graph: Graph, storage: int, kept: set[int]) -> set[int]:
-    """The checkpoints a storage is made from."""
-    found: set[int] = set()
-    pending, seen = [storage], {storage}
-    while pending:
-        producer = graph.producer(pending.pop())
-        for read in graph.ops[producer].reads if producer is not None else ():
-            if read in kept:
-                found.add(read)
-            elif read not in seen:
-                seen.add(read)
-                pending.append(read)
-    return found
 
 
 def checkpoints(graph: Graph) -> set[int]:
