@@ -1,5 +1,7 @@
 """A module and a batch become a Graph, on fake tensors: no GPU, no memory. Torch is loaded on first use.
 
+tierwise.capture(model, batch)         the public function; this folder has its name, and answers when it is called
+
 capture(model, batch)                  the graph of one eager training step
 capture_step(model, batch)             the same, with the notes that were taken
 capture_joints(model, batch, graph)    the joint forward and backward graph of each of its region classes
@@ -7,6 +9,8 @@ capture_joints(model, batch, graph)    the joint forward and backward graph of e
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,3 +27,13 @@ def __getattr__(name: str) -> Any:
     from . import fakes, joint, step
 
     return next(getattr(module, name) for module in (step, joint, fakes) if hasattr(module, name))
+
+
+class _Callable(ModuleType):
+    """Python binds a submodule to its package whenever anybody imports it, so `tierwise.capture` is this folder as soon as one file of it is used."""
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self.capture(*args, **options)
+
+
+sys.modules[__name__].__class__ = _Callable
