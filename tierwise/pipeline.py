@@ -10,8 +10,8 @@ from typing import Any
 
 from . import machines, policies
 from .errors import BadFile, BadInput, ForeignFile, InfeasibleBudget, MissingTier, TierwiseError
-from .ir import Comparison, Compute, Copy, Costs, Graph, Machine, Outcome, Problem, Row, Schedule, Timeline, peak_bytes, serial
-from .lower import Coarse, CompiledRegion, coarsen
+from .ir import Choice, Comparison, Compute, Copy, Costs, Graph, Machine, Outcome, Problem, Row, SavedValue, Schedule, Timeline, peak_bytes, serial
+from .lower import Coarse, coarsen
 from .profile.roofline import fused_costs, roofline_costs
 from .simulate import lower_bound_seconds, simulate
 from .units import format_bytes, parse_bytes
@@ -116,7 +116,7 @@ class CompiledStep:
     """A step whose repeated blocks are compiled, each block one op forward and one backward."""
 
     coarse: Coarse
-    compiled: Mapping[int, CompiledRegion]  # by region class
+    compiled: Mapping[int, Choice]  # by region class
     notes: tuple[str, ...]  # of blocks that cannot be compiled, and why
 
 
@@ -129,7 +129,7 @@ def compiled_step(model: CapturedModel) -> CompiledStep:
 
     graph = model.graph
     calls = [call.region for call in graph.calls]
-    compiled: dict[int, CompiledRegion] = {}
+    compiled: dict[int, Choice] = {}
     notes = []
     with region_examples(model.made.model, model.made.batch, graph, autocast=model.made.autocast) as examples:
         for region in graph.regions:
@@ -141,8 +141,10 @@ def compiled_step(model: CapturedModel) -> CompiledStep:
             except CannotCapture as error:
                 notes.append(f"{region.example} ({region.kind}) is not compiled: {error}")
                 continue
-            compiled[region.id] = CompiledRegion(keep.saved_bytes, keep.input_bytes > 0, keep.output_bytes > 0)
-    return CompiledStep(coarsen(graph, compiled), compiled, tuple(notes))
+            saved = (SavedValue("saved", keep.saved_bytes),) if keep.saved_bytes else ()
+            compiled[region.id] = Choice(keep.name, saved, keep.input_bytes > 0, keep.output_bytes > 0)
+    choices = {call.id: compiled[call.region] for call in graph.calls if call.region in compiled}
+    return CompiledStep(coarsen(graph, choices), compiled, tuple(notes))
 
 
 def compiled_problem(model: CapturedModel, step: CompiledStep, machine: str | Path | Machine, costs: Costs | None = None) -> Problem:

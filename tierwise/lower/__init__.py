@@ -1,5 +1,7 @@
-"""What runs is coarser than what is planned: a region call is one forward and one backward. Here graphs and schedules are brought to that grain."""
+"""From a plan to what runs: region calls take choices, copies and frees snap to their boundaries, and the result is predicted."""
 
-from .coarse import Coarse, CompiledRegion, coarsen
+from .choose import Chosen, choose, keep_everything, with_budget
+from .coarse import Coarse, coarsen
+from .image import Image, image
 
-__all__ = ["Coarse", "CompiledRegion", "coarsen"]
+__all__ = ["Chosen", "Coarse", "Image", "choose", "coarsen", "image", "keep_everything", "with_budget"]

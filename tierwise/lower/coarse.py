@@ -1,7 +1,8 @@
-"""A step whose regions are compiled, as a Graph: two macro-ops for each region call, forward and backward of one option.
+"""A step whose regions run as compiled choices, as a Graph: two macro-ops for each region call, forward and backward.
 
 Fused code is not additive: what a region makes and uses up itself never exists as a storage of the step. Of its inside only what it saves for
-backward remains, as one storage, and the most it holds at once beyond that, as workspace. Everything outside the regions stays as it was.
+backward remains, a storage for each value, and the most it holds at once beyond that, as workspace. Everything outside the regions stays as it
+was.
 """
 
 from __future__ import annotations
@@ -9,43 +10,44 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from ..ir import Graph, Op, Phase, Role, Storage, check_graph
+from ..ir import Choice, Graph, Op, Phase, Role, Storage, check_graph
 
 WORK = ("matmul", "attention", "conv", "rnn")
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledRegion:
-    """What one option of a region class saves for backward."""
-
-    saved_bytes: int  # beyond its inputs, parameters and results
-    reads_inputs: bool  # backward reads inputs of the region, which somebody must keep
-    reads_outputs: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Coarse:
     graph: Graph
     members: tuple[tuple[int, ...], ...]  # for each op of the coarse graph, the ops of the fine one it stands for
+    forward: Mapping[int, int]  # region call -> its macro-op
+    backward: Mapping[int, int]
+    saved: Mapping[tuple[int, str], int]  # (region call, saved value) -> storage
+    inputs: Mapping[int, tuple[int, ...]]  # region call -> storages it was given and its backward reads
 
 
-def coarsen(graph: Graph, compiled: Mapping[int, CompiledRegion]) -> Coarse:
-    """The step with every call of the regions in `compiled` (by region class) as two macro-ops."""
-    of_call = {call.id: compiled[call.region] for call in graph.calls if call.region in compiled}
+def coarsen(graph: Graph, choices: Mapping[int, Choice]) -> Coarse:
+    """The step with every call in `choices` as two macro-ops."""
     groups: dict[tuple[int, Phase], list[Op]] = {}
     for op in graph.ops:
-        if op.region in of_call and op.phase is not Phase.UPDATE:
+        if op.region in choices and op.phase is not Phase.UPDATE:
             groups.setdefault((op.region, op.phase), []).append(op)
     storages = list(graph.storages)
+    saved: dict[tuple[int, str], int] = {}
+    inputs: dict[int, tuple[int, ...]] = {}
     macros: dict[int, tuple[Op, list[Op]]] = {}  # place of the last member -> macro-op, members
     for call in graph.calls:
-        if call.id not in of_call:
-            continue
         forward, backward = groups.get((call.id, Phase.FORWARD), []), groups.get((call.id, Phase.BACKWARD), [])
-        if not forward:
+        if call.id not in choices or not forward:
             continue
-        for macro, members in _macros(graph, call.module, of_call[call.id], forward, backward, storages):
+        region = _Call(graph, call.module, choices[call.id], forward, backward)
+        if backward:
+            for value in choices[call.id].saved:
+                saved[call.id, value.name] = len(storages)
+                storages.append(Storage(len(storages), f"{call.module}.{value.name}", value.nbytes, Role.ACTIVATION))
+        own = tuple(saved[call.id, value.name] for value in choices[call.id].saved if backward)
+        for macro, members in region.macros(own):
             macros[members[-1].id] = (macro, members)
+        inputs[call.id] = tuple(sorted(region.inputs)) if backward and choices[call.id].reads_inputs else ()
     absorbed = {member.id for _, members in macros.values() for member in members}
     ops: list[Op] = []
     stand_for: list[tuple[int, ...]] = []
@@ -57,37 +59,51 @@ def coarsen(graph: Graph, compiled: Mapping[int, CompiledRegion]) -> Coarse:
         elif op.id not in absorbed:
             ops.append(op)
             stand_for.append((op.id,))
-    found = _renumber(ops, storages, graph)
+    found, number = _renumber(ops, storages, graph)
     check_graph(found)
-    return Coarse(found, tuple(stand_for))
-
-
-def _macros(
-    graph: Graph, module: str, region: CompiledRegion, forward: list[Op], backward: list[Op], storages: list[Storage]
-) -> Iterable[tuple[Op, list[Op]]]:
-    own = {op.id for op in forward} | {op.id for op in backward}
-    made_forward = {s for op in forward for s in op.writes}
-    made_backward = {s for op in backward for s in op.writes}
-    outputs = {s for s in made_forward if any(use not in own for use in graph.uses[s])}
-    inputs = {s for op in forward for s in op.reads if s not in made_forward and not graph.storages[s].lasting}
-    saved: tuple[int, ...] = ()
-    if backward and region.saved_bytes:
-        storages.append(Storage(len(storages), f"{module}.saved", region.saved_bytes, Role.ACTIVATION))
-        saved = (len(storages) - 1,)
-    inside_forward = made_forward - outputs
-    yield (
-        _macro(graph, forward, f"{module}.forward", outputs, saved, (), _most_held(graph, forward, inside_forward) - region.saved_bytes),
-        forward,
+    macro_of = {(op.region, op.phase): op.id for op in found.ops if op.kind.startswith("region_")}
+    return Coarse(
+        graph=found,
+        members=tuple(stand_for),
+        forward={call: op for (call, phase), op in macro_of.items() if phase is Phase.FORWARD},
+        backward={call: op for (call, phase), op in macro_of.items() if phase is Phase.BACKWARD},
+        saved={key: number[storage] for key, storage in saved.items() if storage in number},
+        inputs={call: tuple(number[s] for s in given if s in number) for call, given in inputs.items()},
     )
-    if backward:
-        dropped = inside_forward | (set() if region.reads_inputs else inputs) | (set() if region.reads_outputs else outputs)
-        given = {s for op in backward for s in op.reads} - made_backward - dropped
-        results = {s for s in made_backward if any(use not in own for use in graph.uses[s])}
-        held = _most_held(graph, backward, made_backward - results)
-        yield replace(_macro(graph, backward, f"{module}.backward", results, (), saved, held), reads=(*sorted(given), *saved)), backward
 
 
-def _macro(graph: Graph, members: list[Op], name: str, results: set[int], more: tuple[int, ...], reads: tuple[int, ...], workspace: int) -> Op:
+class _Call:
+    """One region call: what goes in, what comes out, what stays inside."""
+
+    def __init__(self, graph: Graph, module: str, choice: Choice, forward: list[Op], backward: list[Op]) -> None:
+        self.graph, self.module, self.choice, self.forward, self.backward = graph, module, choice, forward, backward
+        own = {op.id for op in forward} | {op.id for op in backward}
+        self.made_forward = {s for op in forward for s in op.writes}
+        self.made_backward = {s for op in backward for s in op.writes}
+        self.outputs = {s for s in self.made_forward if any(use not in own for use in graph.uses[s])}
+        self.results = {s for s in self.made_backward if any(use not in own for use in graph.uses[s])}
+        self.inputs = {s for op in forward for s in op.reads if s not in self.made_forward and not graph.storages[s].lasting}
+
+    def macros(self, saved: tuple[int, ...]) -> Iterable[tuple[Op, list[Op]]]:
+        choice, inside = self.choice, self.made_forward - self.outputs
+        workspace = choice.forward_workspace_bytes
+        if workspace is None:
+            workspace = _most_held(self.graph, self.forward, inside) - choice.saved_bytes
+        yield _macro(self.forward, f"{self.module}.forward", self.outputs, saved, workspace), self.forward
+        if not self.backward:
+            return
+        dropped = inside | (set() if choice.reads_inputs else self.inputs) | (set() if choice.reads_outputs else self.outputs)
+        given = {s for op in self.backward for s in op.reads} - self.made_backward - dropped
+        if choice.reads_inputs:
+            given |= {s for s in self.inputs if self.graph.storages[s].role is not Role.INPUT}
+        workspace = choice.backward_workspace_bytes
+        if workspace is None:
+            workspace = _most_held(self.graph, self.backward, self.made_backward - self.results)
+        macro = _macro(self.backward, f"{self.module}.backward", self.results, (), workspace)
+        yield replace(macro, reads=(*sorted(given), *saved)), self.backward
+
+
+def _macro(members: list[Op], name: str, results: set[int], more: tuple[int, ...], workspace: int) -> Op:
     made = {s for op in members for s in op.writes}
     mutated = tuple(dict.fromkeys(s for op in members for s in op.mutates if s not in made))
     read = {s for op in members for s in op.reads} - made - set(mutated)
@@ -95,7 +111,7 @@ def _macro(graph: Graph, members: list[Op], name: str, results: set[int], more: 
         id=-1,
         name=name,
         phase=members[0].phase,
-        reads=(*sorted(read), *reads),
+        reads=tuple(sorted(read)),
         writes=(*sorted(results), *more),
         kind=f"region_{members[0].phase}",
         region=members[0].region,
@@ -129,12 +145,12 @@ def _most_held(graph: Graph, members: list[Op], inside: set[int]) -> int:
     return most
 
 
-def _renumber(ops: list[Op], storages: list[Storage], graph: Graph) -> Graph:
+def _renumber(ops: list[Op], storages: list[Storage], graph: Graph) -> tuple[Graph, dict[int, int]]:
     """Ids are places again; storages nobody touches any more are left out, unless they are there anyway."""
     touched = {s for op in ops for s in op.reads + op.writes + op.mutates}
     kept = [s for s in storages if s.id in touched or s.lasting or s.role is Role.INPUT]
     number = {s.id: place for place, s in enumerate(kept)}
-    return Graph(
+    found = Graph(
         ops=tuple(
             replace(
                 op,
@@ -150,3 +166,4 @@ def _renumber(ops: list[Op], storages: list[Storage], graph: Graph) -> Graph:
         regions=graph.regions,
         calls=graph.calls,
     )
+    return found, number

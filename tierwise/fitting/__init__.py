@@ -1,0 +1,120 @@
+"""`tierwise.fit`: capture, choose, compile, install. The loop stays as it is.
+
+model, optimizer = tierwise.fit(model, optimizer, budget="24GiB")
+...
+print(tierwise.plan_of(model).summary())
+tierwise.release(model)
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import BadInput
+from ..execute.device import Device
+from ..ir import Machine
+from ..units import parse_bytes, parse_store
+from .fitted import Fitted, Settings, log_level_from_environment
+from .here import device_of, machine_of
+from .plan import Plan
+
+__all__ = ["Plan", "fit", "fitted_of", "plan_of", "release"]
+
+MARGIN_BYTES = 1 << 30  # of a whole card: its context and what libraries take past the allocator
+_fitted: weakref.WeakKeyDictionary[nn.Module, Fitted] = weakref.WeakKeyDictionary()
+
+
+def fit(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    budget: str | int | float | None = None,
+    host: str | int | None = None,
+    pinned: str | int | None = None,
+    nvme: str | None = None,
+    policy: str = "auto",
+    compile: bool | None = None,
+    example: Any = None,
+    device: Device | None = None,
+    machine: Machine | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Any:
+    """Make training of `model` hold a budget of device memory. The model is changed in place and returned, with the optimizer if one was given.
+
+    budget    bytes, "24GiB", or a share of the card such as 0.8; what is free on the card if not given
+    host      how much host memory may be used; pinned: how much of that may be locked
+    nvme      "DIR:200GiB": a directory for scratch files and how much of it may be used
+    policy    "auto", or "keep_all" to change nothing but compile
+    compile   whether regions are compiled by Inductor; by default on a GPU
+    example   a batch (a mapping for model(**batch), a tuple for model(*batch)) to plan with now rather than at the first step
+    """
+    log_level_from_environment()
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"fit takes a torch.nn.Module, not a {type(model).__name__}")
+    if model in _fitted:
+        raise BadInput("the model is already under tierwise.fit; call tierwise.release(model) first")
+    here = device or device_of(model)
+    settings = Settings(
+        budget_bytes=_free_bytes(here) if budget is None else parse_bytes(budget, of=here.capacity_bytes),
+        host_bytes=None if host is None else parse_bytes(host),
+        pinned_bytes=None if pinned is None else parse_bytes(pinned),
+        nvme=None if nvme is None else parse_store(nvme),
+        policy=policy,
+        compile=here.torch_device.type == "cuda" if compile is None else compile,
+    )
+    fitted = Fitted(model, optimizer, here, machine or machine_of(here), settings, progress or _say)
+    _fitted[model] = fitted
+    if example is not None:
+        try:
+            fitted.prepare(*_call_of(example))
+        except BaseException:
+            release(model)
+            raise
+    return model if optimizer is None else (model, optimizer)
+
+
+def release(model: nn.Module) -> nn.Module:
+    """Give the model back as it was before `fit`."""
+    fitted = _fitted.pop(model, None)
+    if fitted is None:
+        raise BadInput("the model is not under tierwise.fit, so there is nothing to release")
+    fitted.close()
+    return model
+
+
+def plan_of(model: nn.Module) -> Plan:
+    """The plan the model runs by now."""
+    plan = fitted_of(model).current
+    if plan is None:
+        raise BadInput("there is no plan yet: it is made at the first training step, or by fit(..., example=batch)")
+    return plan
+
+
+def fitted_of(model: nn.Module) -> Fitted:
+    if model not in _fitted:
+        raise BadInput("the model is not under tierwise.fit; call tierwise.fit(model, optimizer, budget=...) first")
+    return _fitted[model]
+
+
+def _call_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    return (tuple(example), {}) if isinstance(example, (tuple, list)) else ((example,), {})
+
+
+def _free_bytes(device: Device) -> int:
+    if device.torch_device.type != "cuda":
+        return device.capacity_bytes
+    free, _ = torch.cuda.mem_get_info(device.torch_device)
+    return max(1, free + device.memory().reserved_bytes - MARGIN_BYTES)
+
+
+def _say(what: str) -> None:
+    if sys.stderr.isatty():
+        print(f"tierwise: {what}", file=sys.stderr)

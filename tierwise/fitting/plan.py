@@ -1,0 +1,73 @@
+"""What was decided for one shape of step, and what to say about it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..execute.passes import RegionPlan
+from ..ir import INPUTS, Menu, Program, Run, Timeline
+from ..lower import Image
+from ..units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One plan: what each region call does, and what was predicted. `summary()` says it in words."""
+
+    menu: Menu
+    program: Program
+    image: Image
+    predicted: Timeline
+    plans: Mapping[tuple[str, int], RegionPlan]
+    budget_bytes: int
+    aside_bytes: int  # on the device besides the step: libraries, and what else the process keeps there
+    keep_all_seconds: float
+    keep_all_bytes: int
+    notes: tuple[str, ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Predicted, of what the allocator has given out."""
+        return self.predicted.peak_bytes[self.image.problem.device_tier] + self.aside_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        return self.predicted.peak_bytes.get("dram", 0)
+
+    def summary(self) -> str:
+        return "\n".join(self.words())
+
+    def words(self) -> list[str]:
+        graph = self.menu.problem.graph
+        found = [
+            f"budget {format_bytes(self.budget_bytes)}; keeping everything takes {format_bytes(self.keep_all_bytes)} and "
+            f"{format_seconds(self.keep_all_seconds)} a step; planned: {format_bytes(self.peak_bytes)} and {format_seconds(self.predicted.seconds)} "
+            f"({self.predicted.seconds / self.keep_all_seconds:.2f}×)"
+        ]
+        if all(plan.choice == self.menu.choices[graph.calls[call].region][0].name and not plan.sent for call, plan in self.program.calls.items()):
+            found.append("everything fits: nothing is recomputed and nothing is copied")
+        for region in graph.regions:
+            plans = [(call, plan) for call, plan in self.program.calls.items() if graph.calls[call].region == region.id]
+            for (choice, sends), count in Counter((plan.choice, bool(plan.sent)) for _, plan in plans).items():
+                call, plan = next((call, plan) for call, plan in plans if (plan.choice, bool(plan.sent)) == (choice, sends))
+                option = self.menu.choice(call, choice)
+                line = f"{count} × {region.kind}: {choice}, saves {format_bytes(option.saved_bytes)} a call"
+                if sends:
+                    what = "that and its input" if INPUTS in plan.sent and option.saved else "its input" if INPUTS in plan.sent else "that"
+                    line += f", and sends {what} to {plan.tier} until backward"
+                found.append(line)
+        return [*found, *self.notes]
+
+    def run(self, name: str, measured: Timeline | None = None) -> Run:
+        """For a report."""
+        return Run(
+            name,
+            problem=self.image.problem,
+            schedule=self.image.schedule,
+            predicted=self.predicted,
+            measured=measured,
+            policy=self.program.policy,
+            words=tuple(self.words()),
+        )

@@ -1,0 +1,110 @@
+"""The coarse image of a program: what will run as a Problem and a Schedule, to be judged and simulated like any other. That is the prediction."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..errors import BadInput
+from ..ir import INPUTS, CallPlan, Compute, Copy, Costs, Free, Menu, Problem, Program, Schedule, Step
+from .coarse import Coarse, coarsen
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    problem: Problem
+    schedule: Schedule
+    coarse: Coarse
+
+
+def image(menu: Menu, program: Program) -> Image:
+    """What the program comes to. It is not judged here: whether it fits is for the judge to say."""
+    choices = {call: menu.choice(call, plan.choice) for call, plan in program.calls.items()}
+    coarse = coarsen(menu.problem.graph, choices)
+    problem = replace(menu.problem, graph=coarse.graph, costs=Costs(_seconds(menu, program, coarse)))
+    return Image(problem, _schedule(problem, coarse, program.calls), coarse)
+
+
+def _seconds(menu: Menu, program: Program, coarse: Coarse) -> dict[tuple[int, str], float]:
+    fine, device = menu.problem.costs.op_seconds, menu.problem.machine.device.name
+    seconds: dict[tuple[int, str], float] = {}
+    for place, members in enumerate(coarse.members):
+        for processor in menu.problem.machine.processors:
+            if all((member, processor.name) in fine for member in members):
+                seconds[place, processor.name] = sum(fine[member, processor.name] for member in members)
+    for call, plan in program.calls.items():
+        choice = menu.choice(call, plan.choice)
+        if choice.seconds and call in coarse.forward:
+            seconds[coarse.forward[call], device] = choice.forward_seconds
+            if call in coarse.backward:
+                seconds[coarse.backward[call], device] = choice.backward_seconds
+    return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A storage that leaves after one op and comes back before another."""
+
+    storage: int
+    tier: str
+    out_after: int  # ops of the coarse graph
+    free_after: int
+    fetch_before: int
+
+
+def _schedule(problem: Problem, coarse: Coarse, calls: Mapping[int, CallPlan]) -> Schedule:
+    graph, device = problem.graph, problem.device_tier
+    sent = {move.storage: move for move in _moves(problem, coarse, calls)}
+    outs, frees, fetches = defaultdict(list), defaultdict(list), defaultdict(list)
+    for move in sent.values():
+        outs[move.out_after].append(move)
+        frees[move.free_after].append(move)
+        fetches[move.fetch_before].append(move)
+    done: dict[int, list[int]] = defaultdict(list)  # by op: what nobody needs after it
+    for held in graph.storages:
+        uses = graph.uses[held.id]
+        if uses and not held.lasting and held.id not in graph.consumed_by:
+            done[uses[-1]].append(held.id)
+    steps: list[Step] = []
+    for op in graph.ops:
+        steps += [Copy(move.storage, move.tier, device) for move in fetches[op.id]]
+        steps.append(Compute(op.id, problem.machine.device.name))
+        for storage in done[op.id]:
+            steps.append(Free(storage, device))
+            if storage in sent:
+                steps.append(Free(storage, sent[storage].tier))
+        steps += [Copy(move.storage, device, move.tier) for move in outs[op.id]]
+        steps += [Free(move.storage, device, join=True) for move in frees[op.id]]
+    return Schedule(tuple(steps), {s.id: (device,) for s in graph.storages if graph.is_there_at_start(s.id) or s.lasting})
+
+
+def _moves(problem: Problem, coarse: Coarse, calls: Mapping[int, CallPlan]) -> list[_Sent]:
+    """In program order. What is read again before the turn to backward stays; what two calls send leaves with the first that may."""
+    graph = problem.graph
+    order = [call for call in sorted(coarse.forward, key=coarse.forward.__getitem__) if call in calls]
+    back = sorted(coarse.backward, key=coarse.backward.__getitem__)
+    place_back = {call: place for place, call in enumerate(back)}
+    found: dict[int, _Sent] = {}
+    for place, call in enumerate(order):
+        plan = calls[call]
+        if not plan.sent or call not in coarse.backward:
+            continue
+        if plan.release < 1 or plan.fetch < 1:
+            raise BadInput(f"region call {call} is released {plan.release} and fetched {plan.fetch} calls away; both must be at least 1")
+        names = [name for name in plan.sent if name != INPUTS]
+        storages = [coarse.saved[call, name] for name in names] + (list(coarse.inputs[call]) if INPUTS in plan.sent else [])
+        used_at = coarse.backward[call]
+        fetch_before = coarse.backward[back[max(0, place_back[call] - plan.fetch)]]
+        for storage in storages:
+            if storage in found or graph.storages[storage].lasting:
+                continue
+            uses = graph.uses[storage]
+            turn = next((use for use in uses if use >= min(fetch_before, coarse.backward[back[0]])), used_at)
+            last_forward = max(use for use in uses if use < turn)
+            out_after = max(coarse.forward[call], last_forward)
+            release = max(coarse.forward[order[min(place + plan.release, len(order) - 1)]], out_after)
+            fetch = min(fetch_before, turn)
+            if out_after < fetch and release < fetch:
+                found[storage] = _Sent(storage, plan.tier, out_after, release, fetch)
+    return list(found.values())
