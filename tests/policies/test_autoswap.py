@@ -40,7 +40,7 @@ def test_outs_one_behind_the_other_and_ins_one_before_the_other():
 
 
 def test_an_out_that_takes_too_long_is_waited_for_where_the_limit_is():
-    # A copy takes 4 s. The batch, out at 5, would leave 60 bytes at fwd4: the device waits there. a0 then goes from fwd4 on and must be out at the loss.
+    # A copy takes 4 s. The batch, out at 5, would leave 60 bytes at fwd4: the device waits there. a0 goes from then on and must be out at the loss.
     found = lines(chain(5, on=machine(hbm=50, rate=2.5)), score="doa", fit="none")
     assert found.index("free batch hbm join") == found.index("compute fwd4") - 1
     assert found.index("free a0 hbm join") == found.index("compute loss") - 1

@@ -93,9 +93,9 @@ def stays(problem: Problem, schedule: Schedule) -> list[Stay]:
     def drop(storage: int, step: int) -> None:
         here.pop(storage).end = step
 
-    for storage in graph.storages:
-        if device in schedule.home.get(storage.id, ()) and (storage.role is Role.INPUT or graph.is_there_at_start(storage.id)):
-            put(AT_START, storage.id)
+    for known in graph.storages:
+        if device in schedule.home.get(known.id, ()) and (known.role is Role.INPUT or graph.is_there_at_start(known.id)):
+            put(AT_START, known.id)
     for place, step in enumerate(schedule.steps):
         if isinstance(step, Compute) and step.on in on_device:
             op = graph.ops[step.op]
