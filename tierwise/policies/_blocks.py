@@ -7,6 +7,7 @@ convolution, attention, a recurrence). A graph that names no such submodules is 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..ir import Graph, Op, Phase, Problem, Role
@@ -23,6 +24,7 @@ class Block:
     inputs: tuple[int, ...]  # what it reads and does not make, parameters aside
     outputs: tuple[int, ...]  # what it makes and forward ops outside of it read
     inside: tuple[tuple[int, int], ...]  # (storage, last forward use) of all else it makes that backward reads
+    backward: int  # the first op after forward for which the block must run again, or else that reads what goes in; the number of ops if none
 
 
 def is_work(op: Op) -> bool:
@@ -68,17 +70,46 @@ def _block(graph: Graph, name: str, ops: list[int], saved: dict[int, int]) -> Bl
     outputs = {s for s in made if any(graph.ops[use].phase is Phase.FORWARD and use not in members for use in graph.readers[s])}
     inputs = [s for s in read if s not in made and graph.storages[s].role in (Role.ACTIVATION, Role.INPUT) and not graph.storages[s].lasting]
     inside = [(s, saved[s]) for s in made if s in saved and s not in outputs]
-    return Block(name, tuple(ops), tuple(inputs), tuple(s for s in made if s in outputs), tuple(inside))
+    starts = [start for s, last in inside if (start := _first_after_forward(graph, s)) > last + 1] or [_first_after_forward(graph, s) for s in inputs]
+    return Block(
+        name, tuple(ops), tuple(inputs), tuple(s for s in made if s in outputs), tuple(inside), min(starts, default=len(graph.ops))
+    )  # fmt: skip
 
 
-def checkpointed(problem: Problem, block: Block) -> list[Drop]:
-    """Keep what goes into a block and what comes out; drop the rest, to be computed again when backward reaches the block.
+def _first_after_forward(graph: Graph, storage: int) -> int:
+    return next((use for use in graph.uses[storage] if graph.ops[use].phase is not Phase.FORWARD), len(graph.ops))
 
-    What goes in must be kept by the caller (build's `kept`). What is read right after its last forward use, by the loss, stays.
+
+@dataclass(frozen=True, slots=True)
+class Checkpointing:
+    """What to drop, and what must be kept for it to come back from (build's `drops` and `kept`)."""
+
+    drops: list[Drop]
+    kept: set[int]
+
+
+def checkpoint(problem: Problem, runs: Iterable[Sequence[Block]]) -> Checkpointing:
+    """Of each run of blocks keep what goes in and what comes out; the rest is computed again when backward reaches the run.
+
+    What is read right after its last forward use, by the loss, stays.
     """
     graph = problem.graph
-    return [
+    dropped: set[int] = set()
+    kept: set[int] = set()
+    for run in runs:
+        members = {op for block in run for op in block.ops}
+        for block in run:
+            dropped.update(storage for storage, _ in block.inside)
+            dropped.update(s for s in block.outputs if _is_handed_on(graph, s, members))
+            kept.update(block.inputs)
+    drops = [
         Drop(storage, last + 1)
-        for storage, last in block.inside
-        if can_recompute(problem, storage) and next(use for use in graph.uses[storage] if use > last) > last + 1
+        for storage, last, needed in saved_for_backward(graph)
+        if storage in dropped and needed > last + 1 and can_recompute(problem, storage)
     ]
+    return Checkpointing(drops, kept - dropped)
+
+
+def _is_handed_on(graph: Graph, storage: int, members: set[int]) -> bool:
+    """Whether nobody reads it in forward but the run itself."""
+    return all(use in members or graph.ops[use].phase is not Phase.FORWARD for use in graph.readers[storage])

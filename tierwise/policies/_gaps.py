@@ -32,7 +32,8 @@ class Swap:
     """Copy a storage out just before op `out_at` starts, free it before `free_at`, copy it back before `in_at`.
 
     For a gap that wraps, `in_at` lies in the next step, so it is the smaller number, and `tier` becomes the storage's home.
-    join: the device waits for the copy out before op `free_at`, and for the copy back before the op after `in_at`.
+    join: the device waits for the copy out before op `free_at`, and for the copy back before the op after `in_at`; join_back says otherwise of
+    the latter.
     """
 
     storage: int
@@ -42,6 +43,7 @@ class Swap:
     in_at: int
     join: bool = False
     wraps: bool = False
+    join_back: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +235,8 @@ class _Builder:
             holders = self.holders.get(swap.storage, set())
             if holders and self.device not in holders:
                 self._fetch(swap.storage)
-                self._leave_elsewhere(swap.storage, join_at=at + 1 if swap.join else None)
+                join = swap.join if swap.join_back is None else swap.join_back
+                self._leave_elsewhere(swap.storage, join_at=at + 1 if join else None)
 
     def _leave(self, storage: int, *, join: bool = False) -> None:
         if self.device in self.holders.get(storage, ()):

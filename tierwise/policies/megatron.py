@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from ..errors import BadInput, InfeasibleBudget
 from ..ir import Graph, Op, Phase, Problem, Role, Schedule, peak_bytes
 from ..units import format_bytes
-from ._blocks import Block, blocks, checkpointed, is_work
+from ._blocks import blocks, checkpoint, is_work
 from ._gaps import Drop, build, can_recompute
 from ._layers import saved_for_backward
 
@@ -92,21 +92,8 @@ def _first_that_fits(problem: Problem, modules: tuple[str, ...]) -> Schedule:
 def _full(problem: Problem, method: str, layers: int) -> Schedule:
     found = blocks(problem.graph)
     runs = [[block] for block in found[:layers]] if method == "block" else [found[at : at + layers] for at in range(0, len(found), layers)]
-    drops = [drop for run in runs for block in run for drop in checkpointed(problem, block)]
-    handed = {storage for run in runs for storage in _handed_on(problem, run)}
-    drops += [Drop(storage, last + 1) for storage, last, needed in saved_for_backward(problem.graph) if storage in handed and needed > last + 1]
-    return build(problem, drops=drops, kept={storage for run in runs for block in run for storage in block.inputs} - handed)
-
-
-def _handed_on(problem: Problem, run: list[Block]) -> set[int]:
-    """What one layer of a run makes for the next, and for nobody else in forward."""
-    graph, members = problem.graph, {op for block in run for op in block.ops}
-    return {
-        storage
-        for block in run
-        for storage in block.outputs
-        if can_recompute(problem, storage) and all(use in members or graph.ops[use].phase is not Phase.FORWARD for use in graph.readers[storage])
-    }
+    chosen = checkpoint(problem, runs)
+    return build(problem, drops=chosen.drops, kept=chosen.kept)
 
 
 # -- selective --------------------------------------------------------------------------------------------------------------------------
