@@ -25,6 +25,7 @@ from ..ir import Machine, check_schedule, peak_bytes
 from ..lower import choose, image, keep_everything, with_budget
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
+from .losses import adopt_losses, give_back_losses
 from .menus import PreparedMenu, as_keywords, prepare_menu
 from .plan import Plan
 
@@ -68,6 +69,7 @@ class Fitted:
         self._pool: HostPool | None = None
         self._store: NvmeStore | None = None
         self.session.install_root()
+        self._losses = adopt_losses(model)
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
         """The plan for calls of this shape, made now if there is none."""
@@ -79,6 +81,7 @@ class Fitted:
 
     def close(self) -> None:
         self.session.close()
+        give_back_losses(self._losses)
         if self._store is not None:
             self._store.close()
         if self._pool is not None:

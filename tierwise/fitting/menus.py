@@ -67,10 +67,10 @@ def prepare_menu(
         if region.id not in examples or not _worth_it(graph, region.id):
             continue
         module = model.get_submodule(region.example)
-        args, kwargs = examples[region.id]
+        args, kwargs = _with_numbers(examples[region.id], device)
         progress(f"{region.kind}: what it can save and recompute")
         try:
-            code = _region_code(module, region.example, args, kwargs, device, compile)
+            code = _region_code(module, region.example, args, kwargs, compile)
         except CannotCapture as error:
             notes.append(f"{region.example} ({region.kind}) runs as it is: {error.reason}")
             continue
@@ -142,25 +142,31 @@ def _spec(value: Any) -> Any:
     return made.requires_grad_(value.requires_grad)
 
 
-def _region_code(module: nn.Module, name: str, args: Any, kwargs: Any, device: Device, compile: bool) -> RegionCode:
+def _region_code(module: nn.Module, name: str, args: Any, kwargs: Any, compile: bool) -> RegionCode:
     if "forward" in module.__dict__:
         raise CannotCapture("another tool gave this module a forward of its own")
     forward = type(module).forward
-    given: dict[int, torch.Tensor] = {}
-
-    def real(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        if id(value) not in given:
-            given[id(value)] = _with_data(value, device.torch_device)
-        return given[id(value)]
-
-    joint = describe(forward, module, tree_map(real, args), tree_map(real, kwargs), compile=compile)
+    joint = describe(forward, module, args, kwargs, compile=compile)
     if not joint.values:
         return RegionCode(name, joint, {}, {})
     found = {option.name: option for option in options(joint, most=MOST_CHOICES)}
     code = {option.name: compile_option(forward, option, compile=compile, donate=False) for option in found.values()}
     return RegionCode(name, joint, found, code)
+
+
+def _with_numbers(call: tuple[Any, Any], device: Device) -> tuple[Any, Any]:
+    """Arguments on the device, random; what was one tensor is one."""
+    made: dict[int, torch.Tensor] = {}
+
+    def real(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in made:
+            made[id(value)] = _with_data(value, device.torch_device)
+        return made[id(value)]
+
+    args, kwargs = call
+    return tree_map(real, args), tree_map(real, kwargs)
 
 
 def _with_data(value: torch.Tensor, device: torch.device) -> torch.Tensor:

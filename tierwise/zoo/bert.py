@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .parts import FeedForward, SelfAttention, init_normal, mean_cross_entropy
+from .parts import FeedForward, MeanCrossEntropy, SelfAttention, init_normal
 
 MASKED_SHARE = 0.15
 
@@ -32,6 +32,7 @@ class Block(nn.Module):
 class Bert(nn.Module):
     def __init__(self, *, vocab: int, positions: int, layers: int, hidden: int, heads: int, dropout: float = 0.1) -> None:
         super().__init__()
+        self.loss = MeanCrossEntropy()
         self.word_embedding = nn.Embedding(vocab, hidden)
         self.position_embedding = nn.Embedding(positions, hidden)
         self.segment_embedding = nn.Embedding(2, hidden)
@@ -64,7 +65,7 @@ class Bert(nn.Module):
         if masked_labels is None or next_sentence_labels is None:
             return words
         follows = self.next_sentence(torch.tanh(self.pooler(x[:, 0])))
-        return mean_cross_entropy(words, masked_labels) + mean_cross_entropy(follows, next_sentence_labels)
+        return self.loss(words, masked_labels) + self.loss(follows, next_sentence_labels)
 
     def example(self, samples: int, tokens: int) -> dict[str, Tensor]:
         vocab, masked = self.word_embedding.num_embeddings, max(1, round(MASKED_SHARE * tokens))

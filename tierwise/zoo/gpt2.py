@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .parts import FeedForward, SelfAttention, init_normal, mean_cross_entropy, next_token_batch
+from .parts import FeedForward, MeanCrossEntropy, SelfAttention, init_normal, next_token_batch
 
 
 class Block(nn.Module):
@@ -29,6 +29,7 @@ class Block(nn.Module):
 class GPT2(nn.Module):
     def __init__(self, *, vocab: int, positions: int, layers: int, hidden: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
+        self.loss = MeanCrossEntropy()
         self.token_embedding = nn.Embedding(vocab, hidden)
         self.position_embedding = nn.Embedding(positions, hidden)
         self.dropout = nn.Dropout(dropout)
@@ -42,7 +43,7 @@ class GPT2(nn.Module):
         for block in self.blocks:
             x = block(x)
         logits = F.linear(self.norm(x), self.token_embedding.weight)
-        return logits if labels is None else mean_cross_entropy(logits, labels)
+        return logits if labels is None else self.loss(logits, labels)
 
     def example(self, samples: int, tokens: int) -> dict[str, Tensor]:
         return next_token_batch(samples, tokens, self.token_embedding.num_embeddings)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .parts import image_batch, init_convolutions, mean_cross_entropy
+from .parts import MeanCrossEntropy, image_batch, init_convolutions
 
 
 class Conv(nn.Module):
@@ -48,6 +48,7 @@ class InceptionV4(nn.Module):
         self, *, image: int, blocks: tuple[int, int, int] = (4, 7, 3), width: float = 1.0, classes: int = 1000, dropout: float = 0.2
     ) -> None:
         super().__init__()
+        self.loss = MeanCrossEntropy()
         self.image = image
 
         def channels(published: int) -> int:
@@ -149,7 +150,7 @@ class InceptionV4(nn.Module):
         for block in self.blocks_c:
             x = block(x)
         logits = self.head(self.dropout(x.mean((2, 3))))
-        return logits if labels is None else mean_cross_entropy(logits, labels)
+        return logits if labels is None else self.loss(logits, labels)
 
     def example(self, samples: int) -> dict[str, Tensor]:
         return image_batch(samples, self.image, self.head.out_features)

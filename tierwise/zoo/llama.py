@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .parts import init_normal, join_heads, mean_cross_entropy, next_token_batch, split_heads
+from .parts import MeanCrossEntropy, init_normal, join_heads, next_token_batch, split_heads
 
 
 def rotary_tables(tokens: int, head_width: int, base: float, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,6 +82,7 @@ class Llama(nn.Module):
         norm_eps: float = 1e-5,
     ) -> None:
         super().__init__()
+        self.loss = MeanCrossEntropy()
         self.head_width, self.rotary_base = hidden // heads, rotary_base
         self.embedding = nn.Embedding(vocab, hidden)
         self.blocks = nn.ModuleList(
@@ -99,7 +100,7 @@ class Llama(nn.Module):
         for block in self.blocks:
             x = block(x, cos, sin)
         logits = self.head(self.norm(x))
-        return logits if labels is None else mean_cross_entropy(logits, labels)
+        return logits if labels is None else self.loss(logits, labels)
 
     def example(self, samples: int, tokens: int) -> dict[str, Tensor]:
         return next_token_batch(samples, tokens, self.embedding.num_embeddings)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .parts import mean_cross_entropy, next_token_batch
+from .parts import MeanCrossEntropy, next_token_batch
 
 INIT_SPAN = 0.05  # section 4.1 of the paper
 
@@ -37,6 +37,7 @@ class Layer(nn.Module):
 class LSTM(nn.Module):
     def __init__(self, *, vocab: int, layers: int, hidden: int, dropout: float) -> None:
         super().__init__()
+        self.loss = MeanCrossEntropy()
         self.embedding = nn.Embedding(vocab, hidden)
         self.layers = nn.ModuleList(Layer(hidden, dropout) for _ in range(layers))
         self.dropout = nn.Dropout(dropout)
@@ -49,7 +50,7 @@ class LSTM(nn.Module):
         for layer in self.layers:
             x = layer(x)
         logits = self.head(self.dropout(x))
-        return logits if labels is None else mean_cross_entropy(logits, labels)
+        return logits if labels is None else self.loss(logits, labels)
 
     def example(self, samples: int, tokens: int) -> dict[str, Tensor]:
         return next_token_batch(samples, tokens, self.embedding.num_embeddings)

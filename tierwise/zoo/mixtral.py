@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .llama import Attention, rotary_tables
-from .parts import init_normal, mean_cross_entropy, next_token_batch
+from .parts import MeanCrossEntropy, init_normal, next_token_batch
 
 
 class Experts(nn.Module):
@@ -86,6 +86,7 @@ class Mixtral(nn.Module):
         rotary_base: float = 1_000_000.0,
     ) -> None:
         super().__init__()
+        self.loss = MeanCrossEntropy()
         self.head_width, self.rotary_base, self.balance_weight = hidden // heads, rotary_base, balance_weight
         self.embedding = nn.Embedding(vocab, hidden)
         self.blocks = nn.ModuleList(Block(hidden, intermediate, heads, kv_heads, experts, chosen) for _ in range(layers))
@@ -103,7 +104,7 @@ class Mixtral(nn.Module):
         logits = self.head(self.norm(x))
         if labels is None:
             return logits
-        return mean_cross_entropy(logits, labels) + self.balance_weight * torch.stack(balances).mean()
+        return self.loss(logits, labels) + self.balance_weight * torch.stack(balances).mean()
 
     def example(self, samples: int, tokens: int) -> dict[str, Tensor]:
         return next_token_batch(samples, tokens, self.embedding.num_embeddings)

@@ -22,6 +22,13 @@ def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
 
 
+class MeanCrossEntropy(nn.Module):
+    """The loss as a part of the model: the logits and their gradients are most of what its tail holds, so it is a region to be planned."""
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return mean_cross_entropy(logits, labels)
+
+
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """(samples, tokens, heads * width) -> (samples, heads, tokens, width)"""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)

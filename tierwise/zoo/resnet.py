@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .parts import image_batch, init_convolutions, mean_cross_entropy
+from .parts import MeanCrossEntropy, image_batch, init_convolutions
 
 EXPANSION = 4
 
@@ -33,6 +33,7 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     def __init__(self, *, image: int, blocks: tuple[int, ...], width: int = 64, classes: int = 1000) -> None:
         super().__init__()
+        self.loss = MeanCrossEntropy()
         self.image = image
         self.stem = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
         self.stem_norm = nn.BatchNorm2d(width)
@@ -51,7 +52,7 @@ class ResNet(nn.Module):
         for block in self.blocks:
             x = block(x)
         logits = self.head(x.mean((2, 3)))
-        return logits if labels is None else mean_cross_entropy(logits, labels)
+        return logits if labels is None else self.loss(logits, labels)
 
     def example(self, samples: int) -> dict[str, Tensor]:
         return image_batch(samples, self.image, self.head.out_features)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .parts import join_heads, mean_cross_entropy, split_heads
+from .parts import MeanCrossEntropy, join_heads, split_heads
 
 TARGETS_PER_INPUT = 114 / 512  # tokens of the targets per token of the inputs in pre-training: section 3.1.4 of the paper
 FAR_TOKENS = 128  # positions further apart than this share one bucket
@@ -114,6 +114,7 @@ class T5(nn.Module):
 
     def __init__(self, *, vocab: int, layers: int, hidden: int, intermediate: int, heads: int, head_width: int, dropout: float = 0.1) -> None:
         super().__init__()
+        self.loss = MeanCrossEntropy()
         block = (hidden, intermediate, heads, head_width, dropout)
         self.embedding = nn.Embedding(vocab, hidden)
         nn.init.normal_(self.embedding.weight, std=1.0)
@@ -138,7 +139,7 @@ class T5(nn.Module):
             x = block(x, encoded, bias)
         x = self.dropout(self.decoder_norm(x))
         logits = F.linear(x * x.shape[-1] ** -0.5, self.embedding.weight)
-        return mean_cross_entropy(logits, labels)
+        return self.loss(logits, labels)
 
     def example(self, samples: int, tokens: int) -> dict[str, Tensor]:
         vocab, targets = self.embedding.num_embeddings, max(1, round(tokens * TARGETS_PER_INPUT))

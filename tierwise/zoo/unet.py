@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .parts import init_convolutions, mean_cross_entropy
+from .parts import MeanCrossEntropy, init_convolutions
 
 
 class Level(nn.Module):
@@ -32,6 +32,7 @@ class Level(nn.Module):
 class UNet(nn.Module):
     def __init__(self, *, image: int, width: int = 64, depth: int = 4, channels: int = 1, classes: int = 2) -> None:
         super().__init__()
+        self.loss = MeanCrossEntropy()
         self.image, self.channels, self.classes = image, channels, classes
         widths = [width << level for level in range(depth + 1)]
         self.down = nn.ModuleList(Level(before, after) for before, after in pairwise([channels, *widths]))
@@ -51,7 +52,7 @@ class UNet(nn.Module):
         for enlarge, level, beside in zip(self.enlarge, self.up, reversed(across[:-1]), strict=True):
             x = level(torch.cat((beside, enlarge(x)), dim=1))
         logits = self.head(x).permute(0, 2, 3, 1)
-        return logits if labels is None else mean_cross_entropy(logits, labels)
+        return logits if labels is None else self.loss(logits, labels)
 
     def example(self, samples: int) -> dict[str, Tensor]:
         return {

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .parts import image_batch, init_convolutions, mean_cross_entropy
+from .parts import MeanCrossEntropy, image_batch, init_convolutions
 
 
 class ConvReLU(nn.Module):
@@ -31,6 +31,7 @@ class VGG(nn.Module):
         dropout: float = 0.5,
     ) -> None:
         super().__init__()
+        self.loss = MeanCrossEntropy()
         self.image, self.pooled = image, pooled
         self.stages = nn.ModuleList()
         inputs = 3
@@ -51,7 +52,7 @@ class VGG(nn.Module):
         x = self.dropout(F.relu(self.first(x), inplace=True))
         x = self.dropout(F.relu(self.second(x), inplace=True))
         logits = self.head(x)
-        return logits if labels is None else mean_cross_entropy(logits, labels)
+        return logits if labels is None else self.loss(logits, labels)
 
     def example(self, samples: int) -> dict[str, Tensor]:
         return image_batch(samples, self.image, self.head.out_features)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .parts import FeedForward, SelfAttention, image_batch, init_normal, mean_cross_entropy
+from .parts import FeedForward, MeanCrossEntropy, SelfAttention, image_batch, init_normal
 
 
 class Block(nn.Module):
@@ -24,6 +24,7 @@ class Block(nn.Module):
 class ViT(nn.Module):
     def __init__(self, *, image: int, patch: int, layers: int, hidden: int, heads: int, classes: int = 1000) -> None:
         super().__init__()
+        self.loss = MeanCrossEntropy()
         self.image = image
         self.patches = nn.Conv2d(3, hidden, kernel_size=patch, stride=patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, hidden))
@@ -40,7 +41,7 @@ class ViT(nn.Module):
         for block in self.blocks:
             x = block(x)
         logits = self.head(self.norm(x[:, 0]))
-        return logits if labels is None else mean_cross_entropy(logits, labels)
+        return logits if labels is None else self.loss(logits, labels)
 
     def example(self, samples: int) -> dict[str, Tensor]:
         return image_batch(samples, self.image, self.head.out_features)
