@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import TierwiseError, UnknownName
-from . import capture, compare, estimate, machine, plan, policies, simulate
+from . import capture, compare, estimate, machine, plan, policies, report, simulate
 
 app = typer.Typer(name="tierwise", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -42,6 +42,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "plan": plan.plan,
     "simulate": simulate.simulate,
     "compare": compare.compare,
+    "report": report.report,
 }
 for _name, _verb in VERBS.items():
     app.command(_name)(_verb)

@@ -38,7 +38,12 @@ Document = Graph | Machine | Problem | Schedule | Timeline | Run
 
 def save(document: Document, path: str | Path, *, graph: Graph | None = None) -> None:
     """Write a document; `graph` stamps a schedule or timeline with the graph it is for. Names ending in .gz are compressed."""
-    data = dumps(document, graph=graph).encode()
+    write(dumps(document, graph=graph), path)
+
+
+def write(text: str, path: str | Path) -> None:
+    """Write a file whole or not at all; names ending in .gz are compressed."""
+    data = text.encode()
     target, scratch = Path(path), None
     try:
         if target.suffix == ".gz":
