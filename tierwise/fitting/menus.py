@@ -15,7 +15,7 @@ from ..capture import capture_step, region_examples
 from ..errors import BadInput, CannotCapture, CaptureError
 from ..execute.device import Device
 from ..ir import Choice, Graph, Machine, Menu, Phase, Problem, SavedValue
-from ..profile.options import option_times
+from ..profile.options import is_timed, option_times
 from ..profile.roofline import fused_costs, roofline_costs
 from ..regions import JointGraph, Option, options
 from ..regions.compiled import CompiledOption, compile_option
@@ -77,11 +77,13 @@ def prepare_menu(
         if not code.options:
             continue
         measure = device.torch_device.type == "cuda"
-        found = []
-        for name, option in code.options.items():
-            if measure:
-                progress(f"{region.kind}: compiling and timing '{name}'")
-            found.append(_choice(code, name, option, module, args, kwargs, measure))
+        untimed = [name for name, option in code.options.items() if measure and not is_timed(option, module, args, kwargs)]
+        for name in untimed:
+            progress(f"{region.kind}: compiling '{name}'")
+            code.code[name](module, *args, **kwargs)
+        if untimed:  # all in a row, so that the device stays warm
+            progress(f"{region.kind}: timing {len(untimed)} choices")
+        found = [_choice(code, name, option, module, args, kwargs, measure) for name, option in code.options.items()]
         regions[region.id] = code
         choices[region.id] = _with_estimates(graph, region.id, tuple(found), machine, costs.op_seconds)
     return PreparedMenu(Menu(Problem(graph, machine, costs), choices), regions, tuple(dict.fromkeys(notes)))

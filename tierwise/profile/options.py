@@ -81,6 +81,11 @@ def option_times(
     return OptionTimes(*numbers[:4], *map(int, numbers[4:]))  # type: ignore[call-arg,arg-type]
 
 
+def is_timed(option: Any, module: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, cache: Path | None = None) -> bool:
+    """Whether `option_times` has its answer already."""
+    return option_key(option, module, args, kwargs or {}) in TimingCache(cache or cache_folder() / "options.json")
+
+
 def time_option(forward: Forward, module: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> OptionTimes:
     """Run the option on its module and on copies of its arguments until the clocks have settled; fake or meta arguments become random numbers.
 

@@ -1,8 +1,8 @@
 """What pieces of work take when they run one behind the other, again and again, as they do in training.
 
-A chip that has just been idle is faster than one that has multiplied matrices for a while, so nothing counts until the clocks have settled. Each
-round starts behind a pause on the device, in which the host gets ahead: what is measured on the device is then the device's own time, and what is
-measured on the host is the time to issue the work. Who runs it has to wait for the longer of the two.
+A chip that has just been idle is faster than one that has multiplied matrices for a while, so nothing counts until the clocks have settled. A piece
+has two times: the device's own, measured behind a pause in which the host gets ahead, and the host's, to issue it. A device that is busy longer
+than the host runs without a break; one that is not waits for the host.
 """
 
 from __future__ import annotations
@@ -11,46 +11,35 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from .taken import Taken
 from .torch_compat import pause_device
 
-SETTLE_SECONDS = 0.15
+SETTLE_SECONDS = 1.2  # an H200 that multiplies matrices is at its power limit after a second, 6% slower than after a tenth: docs/log.md
+STILL_WARM_SECONDS = 0.3  # a device that was busy so short a time ago has settled already
 SAMPLE_SECONDS = 0.15
 LEAST_ROUNDS = 5
-LEAST_PAUSE_SECONDS = 5e-4
-PAUSE_CYCLES_PER_SECOND = 2e9  # more than any clock, so that a pause is never too short
+PAUSE_SECONDS = 5e-4  # so long that the host is ahead of a device that it does not have to wait for
+BEHIND = 0.7  # a host that needs more than this share of the device's time gets a pause before the piece
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """Of one piece of work."""
-
-    device_seconds: float  # with the queue full
-    host_seconds: float  # to issue it
-
-    @property
-    def seconds(self) -> float:
-        """In a row of such pieces."""
-        return max(self.device_seconds, self.host_seconds)
-
-
-def sustained(work: Sequence[Callable[[], Any]], device: torch.device, *, settle_seconds: float | None = None) -> list[Taken]:
+def sustained(work: Sequence[Callable[[], Any]], device: torch.device) -> list[Taken]:
     """The median of each piece over rounds of all of them in order. What a piece returns is dropped at once."""
-    clock = _CudaRounds(device) if device.type == "cuda" else _HostRounds()
-    settle_seconds = SETTLE_SECONDS if settle_seconds is None else settle_seconds
-    seen: list[list[Taken]] = []
-    clock.round(work)  # whatever is compiled, tuned or allocated on first use
-    clock.calibrate(work)
+    rounds = _CudaRounds(device, len(work)) if device.type == "cuda" else _HostRounds()
+    for _ in range(2):  # whatever is compiled, tuned or allocated on first use
+        rounds.run(work)
+    rounds.calibrate(work)
     began = time.perf_counter()
-    while time.perf_counter() - began < settle_seconds:
-        clock.round(work)
+    while time.perf_counter() - began < rounds.settle_seconds:
+        rounds.run(work)
+    seen: list[list[Taken]] = []
     began = time.perf_counter()
     while len(seen) < LEAST_ROUNDS or time.perf_counter() - began < SAMPLE_SECONDS:
-        seen.append(clock.round(work))
+        seen.append(rounds.run(work))
+    rounds.done()
     return [
         Taken(statistics.median(one.device_seconds for one in piece), statistics.median(one.host_seconds for one in piece))
         for piece in zip(*seen, strict=True)
@@ -60,7 +49,9 @@ def sustained(work: Sequence[Callable[[], Any]], device: torch.device, *, settle
 class _HostRounds:
     """The host is the device."""
 
-    def round(self, work: Sequence[Callable[[], Any]]) -> list[Taken]:
+    settle_seconds = 0.1
+
+    def run(self, work: Sequence[Callable[[], Any]]) -> list[Taken]:
         found = []
         for piece in work:
             start = time.perf_counter()
@@ -72,41 +63,52 @@ class _HostRounds:
     def calibrate(self, work: Sequence[Callable[[], Any]]) -> None:
         pass
 
+    def done(self) -> None:
+        pass
+
 
 class _CudaRounds:
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.pause_seconds = LEAST_PAUSE_SECONDS
+    _busy_until: ClassVar[dict[torch.device, float]] = {}
 
-    def round(self, work: Sequence[Callable[[], Any]]) -> list[Taken]:
+    def __init__(self, device: torch.device, pieces: int) -> None:
+        self.device = device
+        is_warm = time.perf_counter() - self._busy_until.get(device, float("-inf")) < STILL_WARM_SECONDS
+        self.settle_seconds = SAMPLE_SECONDS if is_warm else SETTLE_SECONDS
+        self.pauses = [PAUSE_SECONDS, *[0.0] * (pieces - 1)]  # before each piece
+
+    def run(self, work: Sequence[Callable[[], Any]]) -> list[Taken]:
+        events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        host = []
         with torch.cuda.device(self.device):
-            torch.cuda.synchronize()
-            pause_device(self.pause_seconds, cycles_per_second=PAUSE_CYCLES_PER_SECOND)
-            events = [torch.cuda.Event(enable_timing=True) for _ in range(len(work) + 1)]
-            host = []
-            events[0].record()
-            for piece, event in zip(work, events[1:], strict=True):
+            for piece, pause in zip(work, self.pauses, strict=True):
+                if pause:
+                    torch.cuda.synchronize()  # the queue is empty: a host that fills it would wait, and its time would not be its own
+                    pause_device(pause)
+                events.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
+                events[-1][0].record()
                 start = time.perf_counter()
                 piece()
                 host.append(time.perf_counter() - start)
-                event.record()
+                events[-1][1].record()
             torch.cuda.synchronize()
-        taken = zip(events[:-1], events[1:], host, strict=True)
-        return [Taken(before.elapsed_time(after) / 1e3, issued) for before, after, issued in taken]
+        return [Taken(start.elapsed_time(end) / 1e3, issued) for (start, end), issued in zip(events, host, strict=True)]
 
     def calibrate(self, work: Sequence[Callable[[], Any]]) -> None:
-        """First let the host issue everything before the device starts; from what that shows, the shortest pause after which it is never behind."""
-        self.pause_seconds = LEAST_PAUSE_SECONDS + sum(piece.host_seconds for piece in self.round(work))
-        self.pause_seconds = LEAST_PAUSE_SECONDS + 1.2 * head_start(self.round(work))
+        """First let the host issue each piece before the device starts it; then pause only where that shows that it must."""
+        self.pauses = [PAUSE_SECONDS + 1.5 * taken.host_seconds for taken in self.run(work)]
+        self.pauses = pauses_for(self.run(work))
+
+    def done(self) -> None:
+        self._busy_until[self.device] = time.perf_counter()
 
 
-def head_start(pieces: Sequence[Taken]) -> float:
-    """How far ahead the host must be before the first piece so that it is not behind at the end of any."""
-    behind = most = 0.0
-    for piece in pieces:
-        behind += piece.host_seconds - piece.device_seconds
-        most = max(most, behind)
-    return most
+def pauses_for(pieces: Sequence[Taken]) -> list[float]:
+    """How long the device must wait before each piece so that the host is never behind within it; nothing where it is ahead anyway."""
+    pauses = [
+        PAUSE_SECONDS + 1.2 * max(0.0, piece.host_seconds - piece.device_seconds) if piece.host_seconds > BEHIND * piece.device_seconds else 0.0
+        for piece in pieces
+    ]
+    return [pauses[0] or PAUSE_SECONDS, *pauses[1:]]
 
 
 @contextmanager
