@@ -97,6 +97,19 @@ def test_a_free_of_later_bytes_does_not_make_it_wait():
     assert starts(play(problem, steps, {}))[steps.index(Compute(3))] == (3, 4)
 
 
+def test_what_is_left_of_bytes_that_return_is_not_there_any_sooner():
+    # a's 20 bytes return at 3, when its copy ends. y takes 4 of them; f1 cannot have any of the others before 3 either.
+    b = GraphBuilder()
+    a, y, c = b.storage("a", 20, Role.ACTIVATION), b.storage("y", 4, Role.INPUT), b.storage("c", 10, Role.ACTIVATION)
+    b.op("f0", FORWARD, [], [a])
+    b.op("f1", FORWARD, [], [c])
+    problem = b.problem(machine(hbm=20), cyclic=False)
+    steps = (Compute(0), Copy(a, "hbm", "dram"), Free(a, "hbm"), Copy(y, "dram", "hbm"), Compute(1))
+    timeline = play(problem, steps, {y: ("dram",)})
+    assert starts(timeline) == {0: (0, 1), 1: (1, 3), 3: (3, 3.4), 4: (3, 4)}
+    assert timeline.peak_bytes["hbm"] == 20
+
+
 def test_an_incoming_storage_is_held_from_its_copy_start():
     problem, steps = away(back_at=5)
     timeline = play(problem, steps, {})

@@ -287,7 +287,7 @@ class Clock:
     def _take(self, tier: str, nbytes: int, start: float) -> float:
         """Take bytes of a tier; returns when they are there, `start` at the earliest."""
         for name in self._charged[tier]:
-            free, returning = self._free[name], self._returning[name]
+            free, returning, when = self._free[name], self._returning[name], None
             while free < nbytes:
                 if not returning:
                     raise InvalidSchedule(self.step - 1, f"{name} overflows by {nbytes - free} bytes; run the judge to see why")
@@ -296,6 +296,9 @@ class Clock:
                 if when > start:
                     start = when
             self._free[name] = free - nbytes
+            if when is not None and free > nbytes:  # what is left of the last is not there any sooner
+                self._free[name] = 0
+                heapq.heappush(returning, (when, free - nbytes))
         return start
 
     def _give_back(self, tier: str, nbytes: int, when: float) -> None:
