@@ -46,6 +46,52 @@ class Chooser:
         """The storage was gone and is just here, again or for the first time."""
 
 
+class Groups(Chooser):
+    """Evicted neighbours form a group that knows its ticks. A storage that comes back takes its own ticks along, but the group does not fall
+    apart: an approximation that never walks."""
+
+    def __init__(self) -> None:
+        self.parent: list[int] = []  # one node for each eviction
+        self.ticks_of: list[int] = []  # of a group, at its root
+        self.node: dict[int, int] = {}  # storage that is gone -> the node of its last eviction
+        self.gone: set[int] = set()
+
+    def issued(self, storage: int) -> None:
+        self._begin_group(storage, ticks=0)
+
+    def evicted(self, storage: int) -> None:
+        around = self._groups_around(storage)
+        mine = self._begin_group(storage, ticks=int(self.replay.ticks[storage]))
+        for group in around:
+            self.parent[group] = mine
+            self.ticks_of[mine] += self.ticks_of[group]
+
+    def _begin_group(self, storage: int, ticks: int) -> int:
+        mine = self.node[storage] = len(self.parent)
+        self.parent.append(mine)
+        self.ticks_of.append(ticks)
+        self.gone.add(storage)
+        return mine
+
+    def returned(self, storage: int) -> None:
+        self.gone.remove(storage)
+        self.ticks_of[self._root(self.node.pop(storage))] -= int(self.replay.ticks[storage])
+
+    def ticks_around(self, storage: int) -> int:
+        """Of the groups next to it."""
+        return sum(self.ticks_of[group] for group in self._groups_around(storage))
+
+    def _groups_around(self, storage: int) -> set[int]:
+        replay, gone, node = self.replay, self.gone, self.node
+        return {self._root(node[s]) for s in replay.made_from[storage] & gone | replay.made_into[storage] & gone}
+
+    def _root(self, node: int) -> int:
+        parent = self.parent
+        while parent[node] != node:
+            parent[node] = node = parent[parent[node]]
+        return node
+
+
 def lowest(scores: np.ndarray) -> int:
     """Place of the lowest score: the last among equals, but a score of 0 ends the search."""
     zeros = np.flatnonzero(scores == 0)
@@ -55,7 +101,7 @@ def lowest(scores: np.ndarray) -> int:
 
 
 @dataclass(slots=True)
-class _Run:
+class Run:
     """An op on its way: the inputs that were absent are brought one by one."""
 
     op: Op
@@ -192,7 +238,7 @@ class Replay:
             else:
                 runs.append(self._open(self._maker(storage), storage, again=True))
 
-    def _open(self, op: Op, wanted: int, again: bool) -> _Run:
+    def _open(self, op: Op, wanted: int, again: bool) -> Run:
         inputs = self._inputs[op.id]
         for storage in inputs:
             self.last_use[self._base[storage]] = self.clock
@@ -202,9 +248,9 @@ class Replay:
                 self._lock(self._base[storage])
             else:
                 absent.append(storage)
-        return _Run(op, wanted, again, absent)
+        return Run(op, wanted, again, absent)
 
-    def _next_absent(self, run: _Run) -> int | None:
+    def _next_absent(self, run: Run) -> int | None:
         while run.at < len(run.absent):
             storage = run.absent[run.at]
             if not self._here[storage]:
@@ -214,7 +260,7 @@ class Replay:
         # An op in place, run again for one input, may have taken over the bytes of another: that one comes last.
         return next((storage for storage in self._inputs[run.op.id] if not self._here[storage]), None)
 
-    def _compute(self, run: _Run) -> None:
+    def _compute(self, run: Run) -> None:
         op = run.op
         self._make_room(op)
         self._steps.append(Compute(op.id, self._on))

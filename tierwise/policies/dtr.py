@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import UnknownName
 from ..ir import Problem, Role, Schedule, peak_bytes
-from ._evict import Chooser, Replay, lowest
+from ._evict import Chooser, Groups, Replay, lowest
 from ._gaps import build
 
 DECIDES = "what to recompute"
@@ -98,50 +98,11 @@ class _Lru(_Scored):
         return last_use
 
 
-class _Groups(_Scored):
-    """h_eq: evicted neighbours form a group that knows its seconds. A storage that comes back takes its own seconds along, but the group does
-    not fall apart: an approximation that never walks."""
-
-    def __init__(self) -> None:
-        self.parent: list[int] = []  # one node for each eviction
-        self.ticks_of: list[int] = []  # of a group, at its root
-        self.node: dict[int, int] = {}  # storage that is gone -> the node of its last eviction
-        self.gone: set[int] = set()
-
-    def issued(self, storage: int) -> None:
-        self._begin_group(storage, ticks=0)
-
-    def evicted(self, storage: int) -> None:
-        around = self._groups_around(storage)
-        mine = self._begin_group(storage, ticks=int(self.replay.ticks[storage]))
-        for group in around:
-            self.parent[group] = mine
-            self.ticks_of[mine] += self.ticks_of[group]
-
-    def _begin_group(self, storage: int, ticks: int) -> int:
-        mine = self.node[storage] = len(self.parent)
-        self.parent.append(mine)
-        self.ticks_of.append(ticks)
-        self.gone.add(storage)
-        return mine
-
-    def returned(self, storage: int) -> None:
-        self.gone.remove(storage)
-        self.ticks_of[self._root(self.node.pop(storage))] -= int(self.replay.ticks[storage])
+class _Groups(_Scored, Groups):
+    """h_eq."""
 
     def ticks(self, pool: np.ndarray) -> np.ndarray:
-        around = [sum(self.ticks_of[group] for group in self._groups_around(storage)) for storage in pool.tolist()]
-        return super().ticks(pool) + np.array(around, dtype=np.int64)
-
-    def _groups_around(self, storage: int) -> set[int]:
-        replay, gone, node = self.replay, self.gone, self.node
-        return {self._root(node[s]) for s in replay.made_from[storage] & gone | replay.made_into[storage] & gone}
-
-    def _root(self, node: int) -> int:
-        parent = self.parent
-        while parent[node] != node:
-            parent[node] = node = parent[parent[node]]
-        return node
+        return super().ticks(pool) + np.array([self.ticks_around(storage) for storage in pool.tolist()], dtype=np.int64)
 
 
 class _Neighbourhood(_Scored):
