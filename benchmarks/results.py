@@ -112,7 +112,10 @@ def _comparison(rows: list[Row]) -> list[str]:
     by_share = [row for row in rows if "budget_share" in row]
     others = [row for row in rows if "budget_share" not in row]
     lines = _by_share(by_share) if by_share else []
-    fields = [field for field in dict.fromkeys(key for row in others for key in row) if any(row.get(field) is not None for row in others)]
+    named = dict.fromkeys(
+        key for row in others for key, value in row.items() if not isinstance(value, dict)
+    )  # what has parts is for readers of the file
+    fields = [field for field in named if any(row.get(field) is not None for row in others)]
     heads = [field.removesuffix("_bytes").replace("_", " ") for field in fields]
     return lines + ([""] if lines and others else []) + (_table(heads, [[_value(field, row.get(field)) for field in fields] for row in others]))
 

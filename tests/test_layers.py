@@ -11,12 +11,19 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "tierwise"
 STAGES = {"ir", "capture", "profile", "policies", "simulate", "regions", "lower", "execute", "report", "traces", "machines", "zoo"}
-COMPOSERS = {"pipeline", "estimation", "fitting", "cli", "integrations", "__init__", "__main__"}  # these may import everything
+COMPOSERS = {"pipeline", "estimation", "measurement", "fitting", "cli", "integrations", "__init__", "__main__"}  # these may import everything
 SHARED = {"ir", "errors", "units", "__init__"}  # everyone may import these; __init__ has the version
 # In the right direction only: whoever searches simulates, and what is compiled for running is compiled the same way for measuring.
 ALSO = {("policies", "simulate"), ("lower", "simulate"), ("profile", "regions"), ("execute", "regions")}
-TORCH = {"capture", "profile", "execute", "fitting", "integrations", "regions", "zoo"}
-WITHOUT_TORCH = {"profile/roofline.py", "profile/__init__.py", "__init__.py"}  # planning passes through these
+TORCH = {"capture", "profile", "execute", "measurement", "fitting", "integrations", "regions", "zoo"}
+WITHOUT_TORCH = {
+    "profile/roofline.py",
+    "profile/taken.py",
+    "profile/step.py",
+    "profile/cache.py",
+    "profile/__init__.py",
+    "__init__.py",
+}  # planning passes through these
 SCIPY = {"policies/_milp.py"}
 
 

@@ -11,17 +11,12 @@ from blocks import ConvBlock, LlamaBlock, example
 from torch import Tensor, nn
 
 from tierwise.errors import BadInput
-from tierwise.profile import sustained
 from tierwise.profile.options import OptionTimes, option_times, time_option
 from tierwise.regions import options
 from tierwise.regions.compiled import compile_option
 from tierwise.regions.joint import describe
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sustained, "SETTLE_SECONDS", 0.0)
-    monkeypatch.setattr(sustained, "SAMPLE_SECONDS", 0.0)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 class Square(nn.Module):
@@ -120,9 +115,3 @@ def test_times_are_measured_once_for_each_option_and_shape(tmp_path: Path, monke
 def test_an_option_nobody_named_cannot_be_remembered(tmp_path: Path):
     with pytest.raises(BadInput, match="pass option="):
         option_times(Square.forward, Square(4), (torch.rand(4),), cache=tmp_path / "options.json")
-
-
-def test_the_host_gets_the_head_start_it_needs():
-    piece = sustained.Taken
-    assert sustained.head_start([piece(3.0, 1.0), piece(2.0, 1.0)]) == 0
-    assert sustained.head_start([piece(1.0, 3.0), piece(2.0, 4.0), piece(9.0, 1.0)]) == 4.0

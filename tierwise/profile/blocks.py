@@ -1,50 +1,47 @@
-"""Forward and backward of one block timed on the GPU as a whole: what a compiled region costs, which no sum over its ops tells.
+"""Forward and backward of a repeated block timed as the layers of a step run them: several one behind the other, then one backward through all.
 
-Several calls run one behind the other, all forwards and then all backwards, as the layers of a step do, until the chip is as warm and as slow as it
-is after some steps. The first call waits behind a pause, so that the host is ahead of the GPU from the start.
+No sum over a block's ops tells what this does: compiled code has no ops, and the host spends its time between ops, in the module's Python and
+inside autograd.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-LAYERS, REPEATS = 12, 7
-WARM_SECONDS = 1.0
-PAUSE_CYCLES = 10_000_000  # about five milliseconds
+import torch
+
+from .options import tensors_in
+from .step import BlockTimes
+from .sustained import random_state_kept, sustained
 
 
-def block_seconds(call: Callable[[], Any], wanted: Sequence[Any]) -> tuple[float, float]:
-    """Median seconds of the forward and of the backward of `call`, whose gradients with respect to `wanted` tensors are computed."""
-    import torch
-
-    forward: list[float] = []
-    backward: list[float] = []
-    began = time.perf_counter()
-    while len(forward) < REPEATS:
-        torch.cuda._sleep(PAUSE_CYCLES)  # type: ignore[no-untyped-call]
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
-        events[0].record()
-        made = [[out for out in _tensors(call()) if out.requires_grad] for _ in range(LAYERS)]
-        events[1].record()
-        grads = [torch.ones_like(out) for out in made[0]]
-        while made:
-            torch.autograd.grad(made.pop(), wanted, grads, allow_unused=True)
-        events[2].record()
-        torch.cuda.synchronize()
-        if time.perf_counter() - began > WARM_SECONDS:
-            forward.append(events[0].elapsed_time(events[1]) / 1e3 / LAYERS)
-            backward.append(events[1].elapsed_time(events[2]) / 1e3 / LAYERS)
-    return statistics.median(forward), statistics.median(backward)
+def block_times(calls: Sequence[Callable[[], Any]], leaves: Iterable[torch.Tensor], device: torch.device, *, settle: bool = True) -> BlockTimes:
+    """`calls` run equal blocks that share no tensor; `leaves` are all their parameters and inputs, whose .grad is used and cleared."""
+    layers = _Layers(calls, [leaf for leaf in leaves if leaf.requires_grad])
+    with random_state_kept(device), torch.enable_grad():
+        forward, backward, _ = sustained((layers.forward, layers.backward, layers.forget), device, settle=settle)
+    return BlockTimes(forward.times(1 / len(calls)), backward.times(1 / len(calls)))
 
 
-def _tensors(value: Any) -> list[Any]:
-    import torch
+class _Layers:
+    def __init__(self, calls: Sequence[Callable[[], Any]], leaves: list[torch.Tensor]) -> None:
+        self.calls, self.leaves = calls, leaves
+        self.results: list[torch.Tensor] = []
+        self.tangents: list[torch.Tensor] = []
 
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    return [tensor for part in value for tensor in _tensors(part)] if isinstance(value, (tuple, list)) else []
+    def forward(self) -> None:
+        made = [call() for call in self.calls]
+        self.results = [tensor for tensor in tensors_in(made) if tensor.requires_grad]
+
+    def backward(self) -> None:
+        if not self.results:
+            return
+        if not self.tangents:  # numbers as random as gradients are: on equal ones a chip draws less power and runs faster than it ever does
+            self.tangents = [torch.randn_like(result) for result in self.results]
+        torch.autograd.backward(self.results, self.tangents)
+
+    def forget(self) -> None:
+        self.results = []
+        for leaf in self.leaves:
+            leaf.grad = None

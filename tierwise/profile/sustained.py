@@ -26,14 +26,17 @@ PAUSE_SECONDS = 5e-4  # so long that the host is ahead of a device that it does 
 BEHIND = 0.7  # a host that needs more than this share of the device's time gets a pause before the piece
 
 
-def sustained(work: Sequence[Callable[[], Any]], device: torch.device) -> list[Taken]:
-    """The median of each piece over rounds of all of them in order. What a piece returns is dropped at once."""
+def sustained(work: Sequence[Callable[[], Any]], device: torch.device, *, settle: bool = True) -> list[Taken]:
+    """The median of each piece over rounds of all of them in order. What a piece returns is dropped at once.
+
+    settle  wait until the clocks have settled; work that is a small share of a step runs on a device that other work has warmed, or not
+    """
     rounds = _CudaRounds(device, len(work)) if device.type == "cuda" else _HostRounds()
     for _ in range(2):  # whatever is compiled, tuned or allocated on first use
         rounds.run(work)
     rounds.calibrate(work)
     began = time.perf_counter()
-    while time.perf_counter() - began < rounds.settle_seconds:
+    while settle and time.perf_counter() - began < rounds.settle_seconds:
         rounds.run(work)
     seen: list[list[Taken]] = []
     began = time.perf_counter()

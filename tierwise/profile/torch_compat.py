@@ -10,6 +10,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import _unsafe_preserve_version_counter as version_kept  # type: ignore[attr-defined]
 
+_PAUSE_CYCLES_PER_SECOND = 2e9  # no clock is faster
+
 __all__ = ["has_data", "host_allocations", "pause_device", "version_kept"]
 
 
@@ -18,9 +20,9 @@ def has_data(tensor: torch.Tensor) -> bool:
     return not tensor.is_meta and not isinstance(tensor, FakeTensor)
 
 
-def pause_device(seconds: float, *, cycles_per_second: float) -> None:
-    """Keep the current CUDA stream busy with nothing."""
-    torch.cuda._sleep(int(seconds * cycles_per_second))
+def pause_device(seconds: float) -> None:
+    """Keep the current CUDA stream busy with nothing, for at least so long."""
+    torch.cuda._sleep(int(seconds * _PAUSE_CYCLES_PER_SECOND))
 
 
 def host_allocations(work: Callable[[], Any]) -> list[int]:
