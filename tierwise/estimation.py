@@ -1,7 +1,8 @@
 """Will it fit, and how fast: a model, a batch and a GPU that need not be here become one honest answer.
 
 The step is captured on fake tensors, its costs are counted (a roofline) and the policies planned as for any other step. What was not measured is
-given as a range. Batch sizes are scaled from two captures: the bytes and flops of every storage and op are affine in the batch.
+given as a range; on the machine itself it can be measured (measurement.py). Batch sizes are scaled from two captures: the bytes and flops of
+every storage and op are affine in the batch.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from . import pipeline, policies
+from . import measurement, pipeline, policies
 from .ir import Graph, Machine, Outcome, Problem, Timeline
 
 Progress = Callable[[str], None]
@@ -53,6 +54,7 @@ class Estimate:
     tokens_per_step: int
     budget_bytes: int
     unaccounted_bytes: int
+    measured: bool  # on the GPU itself; otherwise counted, and times are ranges
     fits: bool  # with everything kept
     kept: Way  # everything kept, whether it fits or not
     planned: Way | None  # the fastest plan within the budget, where keeping everything does not fit
@@ -72,21 +74,29 @@ def estimate(
     lora: int | None = None,
     masters: str | None = None,
     names: Sequence[str] | None = None,
+    measure: bool = False,
     progress: Progress = lambda what: None,
 ) -> Estimate:
-    """What a training step of the model would take on a machine. `names`: the policies to try when it does not fit."""
+    """What a training step of the model would take on a machine.
+
+    names    the policies to try when it does not fit
+    measure  time the model's blocks on the GPU of this machine, which must be the one that is asked about
+    """
+    if measure:
+        measurement.gpu(machine)  # no need to capture anything if there is none
     progress(f"capturing {spec}")
     options: dict[str, Any] = {"seq": seq, "dtype": dtype, "optimizer": optimizer, "lora": lora, "masters": masters}
     one = pipeline.capture_model(spec, batch=batch, **options)
     progress(f"capturing {spec} at twice the batch")
     two = pipeline.capture_model(spec, batch=2 * one.samples_per_step, **options)
     sizes = BatchScale(one.graph, two.graph, one.samples_per_step) if _same_shape(one.graph, two.graph) else None
-    problem = pipeline.make_problem(one.graph, machine, budget_bytes)
+    found = measurement.measure_step(one, machine, optimizer=optimizer, masters=masters, progress=progress) if measure else None
+    problem = pipeline.make_problem(found.problem if found else one.graph, None if found else machine, budget_bytes)
     progress("keep_all")
     reference = pipeline.reference(problem)
     fits = reference.row.outcome is Outcome.FITS
     largest = sizes.largest_kept(problem.budget_bytes) if sizes else None
-    kept = _way("keep_all", problem, reference.timeline, one, largest)
+    kept = _way("keep_all", problem, reference.timeline, one, largest, measured=measure)
     planned, least = None, None
     if not fits:
         tried = [name for name in (names or policies.names()) if name != pipeline.REFERENCE and (names or name not in SLOW_TO_PLAN)]
@@ -95,10 +105,10 @@ def estimate(
         if feasible:
             best = min(feasible, key=lambda row: row.seconds or 0.0)
             answer = pipeline.answer(problem, best.policy)
-            planned = _way(best.policy, problem, answer.timeline, one, None)
+            planned = _way(best.policy, problem, answer.timeline, one, None, measured=measure)
         else:
             least = min((row.least_bytes for row in rows if row.least_bytes), default=None)
-    notes = list(one.notes)
+    notes = [*one.notes, *(found.notes if found else ())]
     if sizes is None:
         notes.append("the step has another shape at twice the batch, so the largest batch is not known")
     return Estimate(
@@ -110,6 +120,7 @@ def estimate(
         tokens_per_step=one.tokens_per_step,
         budget_bytes=problem.budget_bytes,
         unaccounted_bytes=UNACCOUNTED_BYTES,
+        measured=measure,
         fits=fits,
         kept=kept,
         planned=planned,
@@ -118,8 +129,8 @@ def estimate(
     )
 
 
-def _way(policy: str, problem: Problem, timeline: Timeline, model: pipeline.CapturedModel, largest: int | None) -> Way:
-    seconds = Range(timeline.seconds * FASTEST, timeline.seconds * SLOWEST)
+def _way(policy: str, problem: Problem, timeline: Timeline, model: pipeline.CapturedModel, largest: int | None, *, measured: bool) -> Way:
+    seconds = Range(timeline.seconds, timeline.seconds) if measured else Range(timeline.seconds * FASTEST, timeline.seconds * SLOWEST)
 
     def per_second(count: int) -> Range:
         return Range(count / seconds.high, count / seconds.low)

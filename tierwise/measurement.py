@@ -19,12 +19,14 @@ from .profile.cache import TimingCache, cache_folder
 from .profile.roofline import roofline_costs
 from .profile.step import BlockTimes, Part, StepTimes, measured_costs, parts_of
 from .profile.taken import Taken
+from .units import format_bytes
 
 if TYPE_CHECKING:
     from .pipeline import CapturedModel, CompiledStep
 
 Progress = Callable[[str], None]
 MOST_LAYERS = 8  # that run one behind the other
+SAME_CARD = 0.1  # two cards whose memory differs by more are not the same
 SMALL_SHARE = 0.04  # of a step by its roofline: less is timed without waiting for the clocks to settle
 MOST_LAUNCHES = 800  # of ops in a row: beyond about a thousand a GPU's queue is full, and the host waits
 MEMORY_SHARE, MOST_BYTES = 0.4, 8 << 30  # of the device's free memory, and at most, for the layers and what they make
@@ -57,7 +59,7 @@ def measure_step(
     """
     import torch
 
-    device = torch.device(device) if device is not None else gpu()
+    device = torch.device(device) if device is not None else gpu(machine)
     folder = cache or cache_folder()
     graph = model.graph if compiled is None else compiled.coarse.graph
     members = None if compiled is None else compiled.coarse.members
@@ -74,13 +76,21 @@ def measure_step(
     return MeasuredStep(Problem(graph, machine, measured_costs(graph, machine, times, parts)), tuple(parts), tuple(blocks.notes))
 
 
-def gpu() -> Any:
-    """The GPU of this machine."""
+def gpu(machine: Machine | None = None) -> Any:
+    """The GPU of this machine, which is the one that `machine` describes."""
     import torch
 
     if not torch.cuda.is_available():
-        raise BadInput("there is no GPU here to measure on; leave the measuring out, or run this on the machine it is about")
-    return torch.device("cuda", torch.cuda.current_device())
+        raise BadInput("there is no GPU here to measure on; leave --measure out for a roofline, or run this on the machine it is about")
+    device = torch.device("cuda", torch.cuda.current_device())
+    if machine is not None:
+        here, said = torch.cuda.get_device_properties(device).total_memory, machine.capacity(machine.device.tier)
+        if abs(here - said) > SAME_CARD * said:
+            raise BadInput(
+                f"the GPU here is a {torch.cuda.get_device_name(device)} with {format_bytes(here)}, and {machine.name} has {format_bytes(said)}: "
+                f"what is measured here says nothing about it; name this machine, or write its file with tierwise machine --probe -o machine.json"
+            )
+    return device
 
 
 def _classes(graph: Graph, *, macro: bool) -> list[Region]:
@@ -156,7 +166,7 @@ class _Blocks:
                 self.notes.append(f"{region.example} ({region.kind}) could not be run by itself, so its ops are timed one by one: {_first(error)}")
                 return None
             finally:
-                _let_go(self.device)
+                _let_go(self.device, collect=compile)  # compiled modules hold themselves
 
     def _run(self, region: Region, count: int, compile: bool) -> BlockTimes:
         import torch
@@ -269,10 +279,11 @@ def _tidy(device: Any) -> Iterator[None]:
     _let_go(device)
 
 
-def _let_go(device: Any) -> None:
+def _let_go(device: Any, *, collect: bool = True) -> None:
     import torch
 
-    gc.collect()
+    if collect:
+        gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 

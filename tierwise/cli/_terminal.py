@@ -103,7 +103,7 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
 
         def begin(name: str) -> None:
             nonlocal started
-            bar.update(task, description=name, completed=started)
+            bar.update(task, description=name, completed=started, total=max(total, started + 1))
             started += 1
 
         yield begin

@@ -32,6 +32,7 @@ def estimate(
     lora: LoraOption = None,
     masters: MastersOption = None,
     policies: Annotated[str | None, typer.Option("--policies", metavar="A,B", help="Which to try where it does not fit.", show_default=False)] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Time the model's blocks and ops on the GPU of this machine.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say whether a training step fits on a GPU that need not be here, how fast it would be, and with which plan."""
@@ -51,7 +52,7 @@ def estimate(
     with terminal.progress(3 + len(names or known.names())) as begin:
         found = make(
             model, on, budget_bytes=budget_bytes, batch=batch, seq=seq, dtype=dtype, optimizer=optimizer, lora=lora, masters=masters,
-            names=names, progress=begin,
+            names=names, measure=measure, progress=begin,
         )  # fmt: skip
     if as_json:
         return terminal.print_json(dataclasses.asdict(found))
@@ -96,11 +97,13 @@ def _print(found: Estimate) -> None:
 def _seconds(found: Range) -> str:
     from ..units import format_seconds
 
-    return f"{format_seconds(found.low)} to {format_seconds(found.high)}"
+    return format_seconds(found.low) if found.low == found.high else f"{format_seconds(found.low)} to {format_seconds(found.high)}"
 
 
 def _count(found: Range | None) -> str:
-    return "-" if found is None else f"{_short(found.low)} to {_short(found.high)}"
+    if found is None:
+        return "-"
+    return _short(found.low) if found.low == found.high else f"{_short(found.low)} to {_short(found.high)}"
 
 
 def _short(value: float) -> str:

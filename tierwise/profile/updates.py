@@ -32,7 +32,7 @@ def update_times(optimizer: str, shapes: Sequence[tuple[tuple[int, ...], torch.d
         running.step()
         running.zero_grad(set_to_none=True)
 
-    taken = sustained((give, step), device)[1]
+    taken = sustained((give, step), device, settle=False)[1]  # a pass over memory is no faster on a cool chip
     elements, timed_elements = (sum(torch.Size(shape).numel() for shape, _ in some) for some in (shapes, chosen))
     return Taken(taken.device_seconds * elements / timed_elements, taken.host_seconds * len(shapes) / len(chosen))
 
