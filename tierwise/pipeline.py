@@ -207,6 +207,7 @@ def describe(problem: Problem, policy: str, schedule: Schedule, timeline: Timeli
         recomputed_ops=len(again),
         recomputed_seconds=sum(again),
         copied_bytes=copied,
+        reason="; ".join(schedule.notes),
     )
 
 

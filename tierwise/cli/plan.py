@@ -106,4 +106,5 @@ def explain(problem: Problem, schedule: Schedule) -> list[Line]:
         lines.append(Line(("keeps",), rest=f"{format_bytes(nbytes)} of {role} in {tier} between steps"))
     for name, count in sorted((+elsewhere).items()):
         lines.append(Line(("runs",), rest=f"{count} ops on the {name}"))
+    lines += [Line(("says",), rest=note) for note in schedule.notes]
     return lines

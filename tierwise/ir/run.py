@@ -39,7 +39,7 @@ class Row:
     copied_bytes: int | None = None
     planning_seconds: float | None = None
     least_bytes: int | None = None  # the smallest budget an infeasible policy can do
-    reason: str = ""
+    reason: str = ""  # why it does not fit; of one that does, what its planner says of the plan
 
 
 @dataclass(frozen=True, slots=True)

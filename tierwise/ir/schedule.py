@@ -50,3 +50,4 @@ class Schedule:
     steps: tuple[Step, ...]
     home: Mapping[int, tuple[str, ...]]  # lasting storages start and must end there; inputs arrive there
     addresses: Mapping[tuple[int, int], int] = field(default_factory=dict)  # (step, storage) -> byte offset in the tier it is put in
+    notes: tuple[str, ...] = field(default=(), compare=False)  # what its planner says of it, for people: how far a search came

@@ -263,7 +263,7 @@ def _schedule_out(schedule: Schedule) -> Json:
         "steps": [{"do": _STEP_NAMES[type(step)]} | _plain(step) for step in schedule.steps],
         "home": {storage: list(tiers) for storage, tiers in schedule.home.items()},
         "addresses": [[step, storage, offset] for (step, storage), offset in schedule.addresses.items()],
-    }
+    } | ({"notes": list(schedule.notes)} if schedule.notes else {})
 
 
 def _schedule_in(data: Json) -> Schedule:
@@ -271,10 +271,13 @@ def _schedule_in(data: Json) -> Schedule:
         raise ValueError("a home is not a list of tiers")
     if not all(_IS["tuple[int, ...]"](item) for item in data["addresses"]):
         raise ValueError("an address is not three whole numbers")
+    if not all(map(_IS["str"], notes := data.get("notes", []))):
+        raise ValueError("a note is not text")
     return Schedule(
         steps=tuple(_step_in(item) for item in data["steps"]),
         home={int(storage): tuple(tiers) for storage, tiers in data["home"].items()},
         addresses={(step, storage): offset for step, storage, offset in data["addresses"]},
+        notes=tuple(notes),
     )
 
 

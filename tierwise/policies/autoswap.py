@@ -107,7 +107,8 @@ class _AutoSwap:
         if self.fit == "none":
             return schedule, limit
         found = place_offline(self.problem, schedule, fit=self.fit)
-        return replace(schedule, addresses=found.addresses), found.height_bytes
+        note = f"placed in {format_bytes(found.height_bytes)}, of which {found.fragmentation:.1%} are lost between blocks at the fullest moment"
+        return replace(schedule, addresses=found.addresses, notes=(note,)), found.height_bytes
 
     # -- which blocks ---------------------------------------------------------------------------------------------------------------
 
