@@ -29,8 +29,8 @@ def accuracy_page(path: Path | None = None) -> str:
         f"`{result['command']}`.\n\n"
         "Whole training steps with everything kept, eager and with each repeated block compiled, against what was predicted before any of them ran. "
         "The peak comes from a capture on fake tensors, without a GPU. The step time is predicted twice: by the roofline of the shipped machine "
-        "profile, without a GPU; and from a measured profile, for which the GPU runs each kind of block, the ops outside blocks and the update by themselves. "
-        "Nothing is fitted to the steps of this table.\n",
+        "profile, without a GPU; and from a measured profile, for which the GPU runs each kind of block, the ops outside blocks and the update by "
+        "themselves. Nothing is fitted to the steps of this table.\n",
         "| | aim | holds |\n|---|---|---|",
         _aim("peak", f"within {PEAK_WITHIN:.0%}", rows, "peak_error", PEAK_WITHIN),
         _aim("step time, measured profile", f"within {SECONDS_WITHIN:.0%}", rows, "seconds_error", SECONDS_WITHIN),
