@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import TierwiseError, UnknownName
-from . import capture, compare, estimate, machine, plan, policies, report, simulate
+from . import capture, compare, doctor, estimate, machine, plan, policies, report, simulate
 
 app = typer.Typer(name="tierwise", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -34,7 +34,7 @@ def tierwise(version: Annotated[bool, typer.Option("--version", help="Print the 
     """Train models that do not fit: one plan for memory, links, disk and recomputation, from one number of bytes."""
 
 
-VERBS: dict[str, Callable[..., None]] = {
+VERBS: dict[str, Callable[..., int | None]] = {
     "capture": capture.capture,
     "estimate": estimate.estimate,
     "policies": policies.policies,
@@ -43,6 +43,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "simulate": simulate.simulate,
     "compare": compare.compare,
     "report": report.report,
+    "doctor": doctor.doctor,
 }
 for _name, _verb in VERBS.items():
     app.command(_name)(_verb)

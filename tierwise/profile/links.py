@@ -59,9 +59,10 @@ def measure_device_link() -> tuple[Affine, Affine]:
     return fit(out), fit(back)
 
 
-def measure_disk(directory: Path) -> tuple[float, float]:
+def measure_disk(directory: Path, nbytes: int | None = None) -> tuple[float, float]:
     """Bytes a second written to and read from files in a directory, past the page cache where the file system allows it."""
-    requests = DISK_TEST_BYTES // DISK_REQUEST_BYTES
+    nbytes = nbytes or DISK_TEST_BYTES
+    requests = nbytes // DISK_REQUEST_BYTES
     direct = getattr(os, "O_DIRECT", 0)
     with tempfile.TemporaryDirectory(dir=directory, prefix=".tierwise-probe-") as scratch, ThreadPoolExecutor(DISK_REQUESTS_IN_FLIGHT) as pool:
         path = Path(scratch) / "block"
@@ -88,4 +89,4 @@ def measure_disk(directory: Path) -> tuple[float, float]:
             was_read = host_seconds(lambda: all_of(read), repeats=2)
         finally:
             os.close(handle)
-    return DISK_TEST_BYTES / written, DISK_TEST_BYTES / was_read
+    return nbytes / written, nbytes / was_read
