@@ -17,6 +17,7 @@ from ..units import format_bytes
 from ._blocks import Block, blocks, checkpoint
 from ._gaps import Swap, build
 from ._layers import saved_for_backward
+from ._stash import offload_behind
 
 DECIDES = "recompute by layer, swap what remains"
 FIDELITY = "faithful"
@@ -55,7 +56,7 @@ def _build(problem: Problem, mode: str, stash: int, min_bytes: int, tier: str) -
             for storage, last, needed in saved_for_backward(problem.graph)
             if storage not in dropped and last <= behind and needed > last + 1 and problem.graph.storages[storage].nbytes >= min_bytes
         ]
-        swaps = _offload(saved, _needs(problem.graph, found), stash, tier)
+        swaps = offload_behind(problem.graph, saved, _needs(problem.graph, found), stash=stash, tier=tier)
     return build(problem, swaps, chosen.drops, kept=chosen.kept)
 
 
@@ -67,16 +68,3 @@ def _needs(graph: Graph, found: list[Block]) -> dict[int, int]:
             if storage in needs:
                 needs[storage] = min(needs[storage], block.backward)
     return needs
-
-
-def _offload(saved: list[tuple[int, int]], needs: dict[int, int], stash: int, tier: str) -> list[Swap]:
-    nodes = sorted({needs[storage] for storage, _ in saved})
-    before = dict(zip(nodes, [nodes[0], *nodes] if nodes else [], strict=False))  # the first is fetched on demand, and never has to be
-    swaps = []
-    for place, (storage, last) in enumerate(saved):
-        in_stash = place + stash >= len(saved)
-        free_at = nodes[0] + 1 if in_stash else max(saved[place + stash][1], last + 1)
-        need = needs[storage]
-        if need > free_at:
-            swaps.append(Swap(storage, tier, out_at=last, free_at=free_at, in_at=max(before[need], free_at), join=True, join_back=False))
-    return swaps
