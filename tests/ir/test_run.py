@@ -9,7 +9,7 @@ import pytest
 from problems import chain
 
 from tierwise.errors import BadFile
-from tierwise.ir import Comparison, Compute, Outcome, Row, Run, Schedule, Span, Timeline, serial
+from tierwise.ir import Comparison, Compute, Outcome, Row, Run, Schedule, Span, Timeline, Within, serial
 
 PROBLEM = chain(2)
 SCHEDULE = Schedule(tuple(Compute(op) for op in range(len(PROBLEM.graph.ops))), home={0: ("hbm",)})
@@ -19,11 +19,13 @@ TABLE = Comparison(
 )
 RUN = Run(
     "chain", PROBLEM, SCHEDULE, TIMELINE, TIMELINE, "chen", (TABLE,), ("one word",), (2.0, 1.0), (2.0, 1.0), (0.5,), reserved_bytes=7,
-    unaccounted_bytes=3,
+    unaccounted_bytes=3, within=(Within("blocks.0", 40, 0.5),),
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("run", [RUN, Run("empty"), Run("measured only", measured=TIMELINE), Run("tables", comparisons=(TABLE, TABLE))])
+@pytest.mark.parametrize(
+    "run", [RUN, Run("empty"), Run("nothing within", within=()), Run("measured only", measured=TIMELINE), Run("tables", comparisons=(TABLE, TABLE))]
+)
 def test_round_trip(run, tmp_path):
     serial.save(run, tmp_path / "run.json.gz")
     assert serial.load(tmp_path / "run.json.gz", Run) == run

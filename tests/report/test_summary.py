@@ -7,9 +7,9 @@ import math
 from dataclasses import asdict, replace
 
 import pytest
-from report.example_runs import measured, planned
+from report.example_runs import layered, measured, planned
 
-from tierwise.ir import Curve, Run, Span, Timeline
+from tierwise.ir import Curve, Run, Span, Timeline, Within
 from tierwise.report.summary import Copied, summarize, times
 
 
@@ -44,6 +44,25 @@ def test_vdnn_in_numbers():
         ("out", "hbm → dram", 3.0),
         ("in", "dram → hbm", 3.0),
     ]
+
+
+def test_what_compiled_blocks_recompute_inside():
+    run = layered()
+    run = replace(run, within=(Within("layers.0", 30, 0.25), Within("layers.1", 30, 0.5), Within("head", 0, 0.0)))
+    found = only(run)
+    assert (found.recomputed_ops, found.recomputed_blocks, found.recomputed_seconds) == (1, 2, 2.75)  # the op of two seconds, and the blocks
+    assert found.saved_bytes == {"kept": 10, "copied": 10, "recomputed": 70}
+    assert [child.recomputed_bytes for child in found.modules.children[0].children] == [40, 30]
+    assert "70 B are recomputed (1 op and inside 2 blocks, 2.75 s)" in " ".join(found.words)
+
+
+def test_what_nobody_said_is_not_known():
+    """A whole block's backward is one op: the schedule cannot tell what runs twice in it."""
+    run = planned("chen")
+    ops = tuple(replace(op, kind="region_backward") if op.name == "bwd3" else op for op in run.problem.graph.ops)
+    run = replace(run, problem=replace(run.problem, graph=replace(run.problem.graph, ops=ops)))
+    assert (only(run).recomputed_ops, only(run).recomputed_seconds) == (None, None)
+    assert only(replace(run, within=())).recomputed_ops == 2
 
 
 def test_predicted_against_measured():

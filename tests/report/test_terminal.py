@@ -26,7 +26,7 @@ def test_several_runs_have_a_table_first():
     found = list(lines(summarize([planned("chen"), measured(planned("vdnn"))])))
     assert found[:3] == [
         "run                  step time  peak  recomputed  copied  waiting",
-        "chain · chen · 50 B     11.0 s  50 B       2 ops       -  0.00 µs",
+        "chain · chen · 50 B     11.0 s  50 B      2.00 s       -  0.00 µs",
         "chain · vdnn · 50 B     9.90 s  41 B           -    60 B  0.00 µs",
     ]
     assert "  step time          9.00 s    9.90 s  +10.0%" in found

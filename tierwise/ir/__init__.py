@@ -5,12 +5,12 @@ from .judge import check_graph, check_schedule, peak_bytes
 from .machine import Link, Machine, Processor, Tier
 from .problem import Costs, Problem
 from .program import INPUTS, CallPlan, Choice, Menu, Program, SavedValue
-from .run import Comparison, Outcome, Row, Run
+from .run import Comparison, Outcome, Row, Run, Within
 from .schedule import Compute, Copy, Free, Schedule, Step
 from .timeline import Curve, Span, Timeline
 
 __all__ = [
     "INPUTS", "CallPlan", "Choice", "Comparison", "Compute", "Copy", "Costs", "Curve", "Free", "Graph", "Link", "Machine", "Menu", "Op", "Outcome",
     "Phase", "Problem", "Processor", "Program", "Region", "RegionCall", "Role", "Row", "Run", "SavedValue", "Schedule", "Span", "Step", "Storage",
-    "Tier", "Timeline", "check_graph", "check_schedule", "peak_bytes",
+    "Tier", "Timeline", "Within", "check_graph", "check_schedule", "peak_bytes",
 ]  # fmt: skip

@@ -54,6 +54,15 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
+class Within:
+    """What one compiled block makes again inside its backward, where no step of a schedule shows it; against the block that saves everything."""
+
+    module: str
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One step as it was planned and as it ran; the spans of both timelines name steps of the schedule by their place."""
 
@@ -70,3 +79,4 @@ class Run:
     step_seconds: tuple[float, ...] = ()  # measured, of the same steps
     reserved_bytes: int | None = None  # measured: the most the device's allocator held, which is what a budget caps
     unaccounted_bytes: int | None = None  # measured: what the device holds outside the allocator: its context, its libraries
+    within: tuple[Within, ...] | None = None  # what compiled blocks recompute inside; None: nobody said

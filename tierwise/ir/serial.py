@@ -24,7 +24,7 @@ from .graph import Graph, Op, Phase, Region, RegionCall, Role, Storage
 from .judge import check_graph
 from .machine import Link, Machine, Processor, Tier
 from .problem import Costs, Problem
-from .run import Comparison, Outcome, Row, Run
+from .run import Comparison, Outcome, Row, Run, Within
 from .schedule import Compute, Copy, Free, Schedule, Step
 from .timeline import Curve, Span, Timeline
 
@@ -334,6 +334,8 @@ def _run_out(run: Run) -> Json:
     for history in _HISTORIES:
         if values := getattr(run, history):  # JSON has no NaN, and a diverged loss is one
             data[history] = [value if math.isfinite(value) else None for value in values]
+    if run.within is not None:
+        data["within"] = [_plain(block) for block in run.within]
     rest = {"policy": run.policy, "words": list(run.words), "reserved_bytes": run.reserved_bytes, "unaccounted_bytes": run.unaccounted_bytes}
     return data | {name: value for name, value in rest.items() if value not in ("", [], None)}
 
@@ -356,6 +358,7 @@ def _run_in(data: Json) -> Run:
         policy=data.get("policy", ""),
         words=tuple(words),
         comparisons=tuple(_comparison_in(table) for table in data.get("comparisons", [])),
+        within=tuple(_build(Within, block) for block in data["within"]) if "within" in data else None,
         **parts,
     )
     _check_places(run)

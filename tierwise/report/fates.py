@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
-from ..ir import Compute, Copy, Graph, Op, Phase, Problem, Role, Schedule
+from ..ir import Compute, Copy, Graph, Op, Phase, Problem, Role, Schedule, Within
 
 ROOT = "the whole step"
 
@@ -88,7 +88,7 @@ class _Sum:
         return Module(name, children=tuple(_together(children)), **whole)  # type: ignore[arg-type]
 
 
-def module_tree(problem: Problem, schedule: Schedule) -> Module:
+def module_tree(problem: Problem, schedule: Schedule, within: Iterable[Within] = ()) -> Module:
     graph, device = problem.graph, problem.device_tier
     tree = _Sum()
     for storage, fate in fates(problem, schedule).items():
@@ -99,6 +99,10 @@ def module_tree(problem: Problem, schedule: Schedule) -> Module:
         path = op_path(graph, graph.ops[step.op])
         tree.add(path, "recomputed_ops", 1)
         tree.add(path, "recomputed_seconds", problem.seconds(step.op, step.on))
+    for block in within:
+        path = tuple(block.module.split("."))
+        tree.add(path, "recomputed_bytes", block.nbytes)
+        tree.add(path, "recomputed_seconds", block.seconds)
     paths = lasting_paths(graph)
     for storage, tiers in schedule.home.items():
         if storage in paths:

@@ -16,7 +16,7 @@ from .charts import page_data
 from .fates import Module
 from .summary import RunSummary, Summary, Times
 from .terminal import gap_cells
-from .words import role_words
+from .words import recomputed_words, role_words
 
 TEMPLATES = Path(__file__).parent / "templates"
 SCRIPTS = ("numbers", "data", "tip", "view", "memory", "lanes", "stage", "svg", "tree", "page")  # one after the other, in one scope
@@ -54,6 +54,7 @@ def render(runs: Sequence[Run], summary: Summary) -> str:
         memory_tables=[list(_memory_tables(run, one)) for run, one in zip(timed, summary.runs, strict=True)],
         tree_rows=tree_rows,
         device_peak=device_peak,
+        recomputed_words=recomputed_words,
         style=Markup((TEMPLATES / "style.css").read_text(encoding="utf-8")),
         script=Markup(f'"use strict";\n(() => {{\n{script}\n}})();'),
         data=Markup(json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")),

@@ -10,13 +10,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..ir import Compute, Copy, Phase, Problem, Run, Schedule, Timeline
+from ..ir import Compute, Copy, Phase, Problem, Run, Schedule, Timeline, Within
 from ..units import format_bytes
 from .fates import Fate, Module, fates, module_tree, recomputations
 from .tables import Group, grouped
 from .words import explain
 
 RECOMPUTE = "recompute"
+COMPILED_BACKWARD = "region_backward"  # the kind of an op that is the whole backward of a block (lower/)
 PHASES = (*map(str, Phase), RECOMPUTE)
 
 
@@ -103,7 +104,8 @@ class RunSummary:
     measured: Times | None
     gaps: tuple[Gap, ...]
     saved_bytes: dict[str, int]  # for backward, by fate
-    recomputed_ops: int | None
+    recomputed_ops: int | None  # None: not known, as compiled blocks may recompute inside and nobody said
+    recomputed_blocks: int  # that recompute inside their compiled backward
     recomputed_seconds: float | None
     copied: tuple[Copied, ...]
     homes: tuple[Copied, ...]  # lasting bytes that live away from the device between steps; src is empty
@@ -154,6 +156,8 @@ def _run(run: Run, title: str) -> RunSummary:
     measured = times(run.measured, problem, schedule) if run.measured else None
     table = next((t for t in run.comparisons if problem is None or t.budget_bytes == problem.budget_bytes), None)
     again = [step for _, step in recomputations(schedule)] if schedule else []
+    within = [block for block in run.within or () if block.nbytes or block.seconds]
+    told = run.within is not None or not (problem and any(op.kind == COMPILED_BACKWARD for op in problem.graph.ops))
     summary = RunSummary(
         name=run.name,
         title=title,
@@ -165,9 +169,10 @@ def _run(run: Run, title: str) -> RunSummary:
         predicted=predicted,
         measured=measured,
         gaps=tuple(_gaps(predicted, measured)) if predicted and measured else (),
-        saved_bytes=_saved_bytes(*planned) if planned else {},
-        recomputed_ops=len(again) if schedule else None,
-        recomputed_seconds=sum(problem.seconds(step.op, step.on) for step in again) if problem and schedule else None,
+        saved_bytes=_saved_bytes(*planned, within) if planned else {},
+        recomputed_ops=len(again) if schedule and told else None,
+        recomputed_blocks=len(within),
+        recomputed_seconds=_recomputed_seconds(problem, again, within) if problem and schedule and told else None,
         copied=_copied(*planned) if planned else (),
         homes=_homes(*planned) if planned else (),
         elsewhere_ops=_elsewhere(*planned) if planned else {},
@@ -178,7 +183,7 @@ def _run(run: Run, title: str) -> RunSummary:
         unaccounted_bytes=run.unaccounted_bytes,
         step_seconds=run.step_seconds,
         losses=_losses(run),
-        modules=module_tree(*planned) if planned else None,
+        modules=module_tree(*planned, within) if planned else None,
         words=(),
     )
     return replace(summary, words=(*run.words, *explain(summary)))
@@ -331,11 +336,16 @@ def _overlap(a: list[Interval], b: list[Interval]) -> float:
 # -- a plan -----------------------------------------------------------------------------------------------------------------------------
 
 
-def _saved_bytes(problem: Problem, schedule: Schedule) -> dict[str, int]:
+def _saved_bytes(problem: Problem, schedule: Schedule, within: Sequence[Within]) -> dict[str, int]:
     found = dict.fromkeys(map(str, Fate), 0)
     for storage, fate in fates(problem, schedule).items():
         found[str(fate)] += problem.graph.storages[storage].nbytes
+    found[str(Fate.RECOMPUTED)] += sum(block.nbytes for block in within)
     return found
+
+
+def _recomputed_seconds(problem: Problem, again: Sequence[Compute], within: Sequence[Within]) -> float:
+    return math.fsum([*(problem.seconds(step.op, step.on) for step in again), *(block.seconds for block in within)])
 
 
 def _copied(problem: Problem, schedule: Schedule) -> tuple[Copied, ...]:

@@ -33,7 +33,7 @@ def _row(run: RunSummary) -> tuple[str, ...]:
         run.title,
         format_seconds(times.seconds) if times else "-",
         format_bytes(peak),
-        f"{run.recomputed_ops} ops" if run.recomputed_ops else "-",
+        format_seconds(run.recomputed_seconds or 0.0) if run.recomputed_ops or run.recomputed_blocks else "-",
         format_bytes(copied) if copied else "-",
         format_seconds(times.waiting_seconds) if times else "-",
     )

@@ -46,12 +46,23 @@ def _saved(run: RunSummary) -> Iterator[str]:
     if run.saved_bytes["copied"]:
         parts.append(f"{format_bytes(run.saved_bytes['copied'])} are copied away and back")
     if run.saved_bytes["recomputed"]:
-        extra = f" ({run.recomputed_ops} ops, {format_seconds(run.recomputed_seconds or 0.0)})" if run.recomputed_ops else ""
-        parts.append(f"{format_bytes(run.saved_bytes['recomputed'])} are recomputed{extra}")
+        parts.append(
+            f"{format_bytes(run.saved_bytes['recomputed'])} are recomputed ({recomputed_words(run)}, {format_seconds(run.recomputed_seconds or 0.0)})"
+        )
     if len(parts) == 1 and run.saved_bytes["kept"]:
         yield f"All {format_bytes(total)} that backward needs of forward stay in {run.device_tier}."
     else:
         yield f"Of {format_bytes(total)} that backward needs of forward, {_listed(parts)}."
+
+
+def recomputed_words(run: RunSummary) -> str:
+    """What runs again: '37 ops', 'inside 24 blocks'."""
+    parts = []
+    if run.recomputed_ops:
+        parts.append(f"{run.recomputed_ops:,} op{'s' if run.recomputed_ops > 1 else ''}")
+    if run.recomputed_blocks:
+        parts.append(f"inside {run.recomputed_blocks} block{'s' if run.recomputed_blocks > 1 else ''}")
+    return " and ".join(parts)
 
 
 def _homes(run: RunSummary) -> Iterator[str]:
