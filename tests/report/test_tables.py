@@ -20,8 +20,10 @@ def test_runs_of_one_step_share_a_table():
 
 
 def test_other_steps_have_their_own():
-    other = Run("other", comparisons=(Comparison(50, 5.0, 8.0, 60, ()),))
-    assert [group.name for group in grouped([planned("chen"), other])] == ["chain on toy", "other"]
+    row = Row("keep_all", Outcome.FITS, peak_bytes=60, seconds=8.0)
+    other = Run("other", comparisons=(Comparison(50, 5.0, 8.0, 60, (row,)),))
+    empty = Run("empty", comparisons=(Comparison(50, 5.0, 7.0, 60, ()),))
+    assert [group.name for group in grouped([planned("chen"), other, empty])] == ["chain on toy", "other"]
 
 
 def test_the_frontier():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..execute.passes import RegionPlan
-from ..ir import INPUTS, Menu, Program, Run, Timeline
+from ..ir import INPUTS, Menu, Program, Run, Timeline, Within
 from ..lower import Image
 from ..units import format_bytes, format_seconds
 
@@ -70,4 +70,12 @@ class Plan:
             measured=measured,
             policy=self.program.policy,
             words=tuple(self.words()),
+            within=tuple(self._within()),
         )
+
+    def _within(self) -> Iterator[Within]:
+        """What each block recomputes inside its backward: what it saves less, and takes longer, than the choice that saves everything."""
+        graph = self.menu.problem.graph
+        for call, plan in self.program.calls.items():
+            kept, chosen = self.menu.choices[graph.calls[call].region][0], self.menu.choice(call, plan.choice)
+            yield Within(graph.calls[call].module, kept.saved_bytes - chosen.saved_bytes, chosen.seconds - kept.seconds)

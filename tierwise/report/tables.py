@@ -40,6 +40,8 @@ def grouped(runs: Iterable[Run]) -> tuple[Group, ...]:
     groups: dict[tuple[float, int], tuple[list[str], dict[int, Comparison]]] = {}
     for run in runs:
         for table in run.comparisons:
+            if not table.rows:  # it says what keeping everything takes, and compares nothing
+                continue
             names, tables = groups.setdefault((table.keep_all_seconds, table.keep_all_bytes), ([], {}))
             name = f"{run.name} on {run.problem.machine.name}" if run.problem is not None else run.name
             if name not in names:
