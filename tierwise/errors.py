@@ -12,6 +12,7 @@ TierwiseError
 │   └── OverCapacity      ... because a tier would overflow; carries the bytes it would need
 ├── InfeasibleBudget      no plan of this policy fits; carries the smallest budget it can do, when known
 │   └── RecomputeLimit    ... because recomputation would take longer than it is allowed to
+├── NotExecutable         a schedule that can be simulated but not be run as calls of regions, with the reason
 ├── MissingTier           the machine lacks a tier, link or processor that the policy needs
 ├── OutOfTierMemory       at run time a tier was asked for bytes it does not have
 │   ├── OutOfDeviceMemory ... the device; the runtime's own is a torch.OutOfMemoryError too
@@ -130,3 +131,7 @@ class StorageFull(StorageFault):
 
 class CorruptBlock(StorageFault):
     """What was read back from disk is not what was written."""
+
+
+class NotExecutable(TierwiseError):
+    """A schedule that cannot be run as region calls; it can be simulated."""

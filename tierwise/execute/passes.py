@@ -94,6 +94,7 @@ class RegionRun:
     def _chosen(self, plan: RegionPlan, waiting: Sequence[Saved], module: torch.nn.Module, inputs: Any, outputs: Any) -> Sequence[Saved]:
         lasting = {id(tensor.untyped_storage()) for tensor in (*module.parameters(), *module.buffers())}
         given, results = _storages(inputs), _storages(outputs)
+        activations = _storages(inputs, only_trained=True)  # positions, masks and tables are shared by all layers
         own: list[Saved] = []
         chosen: list[Saved] = []
         for saved in waiting:
@@ -104,7 +105,7 @@ class RegionRun:
             if storage in lasting:
                 continue
             if storage in given:
-                if INPUTS in plan.call.sent:
+                if INPUTS in plan.call.sent and storage in activations:
                     chosen.append(saved)
             elif storage not in results:
                 own.append(saved)
@@ -153,5 +154,6 @@ class Pass:
                 other.fetch()
 
 
-def _storages(value: Any) -> set[int]:
-    return {id(leaf.untyped_storage()) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)}
+def _storages(value: Any, *, only_trained: bool = False) -> set[int]:
+    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return {id(tensor.untyped_storage()) for tensor in tensors if tensor.requires_grad or not only_trained}

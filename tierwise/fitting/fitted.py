@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten
 
-from ..errors import InfeasibleBudget, UnknownName
+from .. import policies
+from ..errors import InfeasibleBudget, NotExecutable, OverCapacity, UnknownName
 from ..execute.copies import Copies
 from ..execute.device import Device
 from ..execute.host_pool import HostPool
@@ -22,18 +23,17 @@ from ..execute.offsets import round_up
 from ..execute.passes import RegionPlan
 from ..execute.session import Plans, Session
 from ..ir import Machine, check_schedule, peak_bytes
-from ..lower import choose, image, keep_everything, with_budget
+from ..lower import Image, choose, image, keep_everything, with_budget
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
 from .losses import adopt_losses, give_back_losses
+from .lowered import by_policy
 from .menus import PreparedMenu, as_keywords, prepare_menu
 from .plan import Plan
 
 PLANNED_SHARE = 0.98  # of the budget: predictions of the peak are within 3%, mostly above
 POOL_SLACK_BYTES = 1 << 20  # rounding of parcels in the slab
 _log = logging.getLogger("tierwise")
-
-POLICIES = ("auto", "keep_all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class Fitted:
         settings: Settings,
         progress: Callable[[str], None],
     ) -> None:
-        if settings.policy not in POLICIES:
-            raise UnknownName("policy for fit", settings.policy, POLICIES)
+        if settings.policy not in (known := ["auto", *policies.names()]):
+            raise UnknownName("policy", settings.policy, known)
         self.model, self.optimizer, self.device, self.settings = model, optimizer, device, settings
         self.machine = _limited(machine, settings)
         self.session = Session(model, device, self._before_pass)
@@ -123,7 +123,17 @@ class Fitted:
         needed = peak_bytes(kept.problem, kept.schedule)[kept.problem.device_tier]
         kept_time = simulate(kept.problem.with_budget(max(needed, room)), kept.schedule)
         try:
-            program = keep_everything(menu) if self.settings.policy == "keep_all" else choose(menu, tiers=tiers).program
+            if self.settings.policy == "keep_all":
+                program = keep_everything(menu)
+            elif self.settings.policy == "auto":
+                program = choose(menu, tiers=tiers).program
+            else:
+                within = replace(prepared, menu=menu)
+                with self.session.suspended():
+                    prepared, program = by_policy(
+                        self.model, within, self.settings.policy, self.device, compile=self.settings.compile, progress=self._progress
+                    )
+                menu = prepared.menu
         except InfeasibleBudget as error:
             least = int(((error.least_bytes or 0) + aside) / PLANNED_SHARE) + 1
             raise InfeasibleBudget(
@@ -132,7 +142,7 @@ class Fitted:
                 least_bytes=least,
             ) from None
         made = image(menu, program)
-        check_schedule(made.problem, made.schedule)
+        self._check(made, aside)
         return Plan(
             menu=menu,
             program=program,
@@ -145,6 +155,15 @@ class Fitted:
             keep_all_bytes=kept_time.peak_bytes[kept.problem.device_tier] + aside,
             notes=prepared.notes,
         )
+
+    def _check(self, made: Image, aside: int) -> None:
+        try:
+            check_schedule(made.problem, made.schedule)
+        except OverCapacity as error:
+            raise NotExecutable(
+                f"{self.settings.policy} has a plan within {format_bytes(self.settings.budget_bytes)} op by op, but as calls of regions it needs "
+                f"{format_bytes((error.needed_bytes + aside) / PLANNED_SHARE)} of {error.tier}; raise the budget to that, or use policy='auto'"
+            ) from None
 
     def _other_bytes(self, prepared: PreparedMenu) -> int:
         """What the process keeps on the device that is none of the step's."""

@@ -23,7 +23,7 @@ class LossRegion(nn.Module):
 
 def adopt_losses(model: nn.Module) -> list[nn.Module]:
     """Make the losses of the model's parts regions; returns the parts."""
-    found = []
+    found: list[nn.Module] = []
     for part in list(model.modules()):
         if isinstance(getattr(type(part), "loss_function", None), property) and not hasattr(part, _NAME):
             try:

@@ -33,6 +33,7 @@ class RegionCode:
     joint: JointGraph
     options: Mapping[str, Option]
     code: Mapping[str, CompiledOption]
+    call: tuple[Any, Any]  # arguments of an example call, tensors without data
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +68,18 @@ def prepare_menu(
         if region.id not in examples or not _worth_it(graph, region.id):
             continue
         module = model.get_submodule(region.example)
-        args, kwargs = _with_numbers(examples[region.id], device)
+        args, kwargs = with_numbers(examples[region.id], device)
         progress(f"{region.kind}: what it can save and recompute")
         try:
-            code = _region_code(module, region.example, args, kwargs, compile)
+            code = _region_code(module, region.example, args, kwargs, examples[region.id], compile)
         except CannotCapture as error:
             notes.append(f"{region.example} ({region.kind}) runs as it is: {error.reason}")
             continue
         if not code.options:
             continue
-        measure = device.torch_device.type == "cuda"
-        untimed = [name for name, option in code.options.items() if measure and not is_timed(option, module, args, kwargs)]
-        for name in untimed:
-            progress(f"{region.kind}: compiling '{name}'")
-            code.code[name](module, *args, **kwargs)
-        if untimed:  # all in a row, so that the device stays warm
-            progress(f"{region.kind}: timing {len(untimed)} choices")
-        found = [_choice(code, name, option, module, args, kwargs, measure) for name, option in code.options.items()]
+        found = timed_choices(code, module, args, kwargs, device, progress)
         regions[region.id] = code
-        choices[region.id] = _with_estimates(graph, region.id, tuple(found), machine, costs.op_seconds)
+        choices[region.id] = with_estimates(graph, region.id, found, machine, costs.op_seconds)
     return PreparedMenu(Menu(Problem(graph, machine, costs), choices), regions, tuple(dict.fromkeys(notes)))
 
 
@@ -144,19 +138,19 @@ def _spec(value: Any) -> Any:
     return made.requires_grad_(value.requires_grad)
 
 
-def _region_code(module: nn.Module, name: str, args: Any, kwargs: Any, compile: bool) -> RegionCode:
+def _region_code(module: nn.Module, name: str, args: Any, kwargs: Any, call: tuple[Any, Any], compile: bool) -> RegionCode:
     if "forward" in module.__dict__:
         raise CannotCapture("another tool gave this module a forward of its own")
     forward = type(module).forward
     joint = describe(forward, module, args, kwargs, compile=compile)
     if not joint.values:
-        return RegionCode(name, joint, {}, {})
+        return RegionCode(name, joint, {}, {}, call)
     found = {option.name: option for option in options(joint, most=MOST_CHOICES)}
     code = {option.name: compile_option(forward, option, compile=compile, donate=False) for option in found.values()}
-    return RegionCode(name, joint, found, code)
+    return RegionCode(name, joint, found, code, call)
 
 
-def _with_numbers(call: tuple[Any, Any], device: Device) -> tuple[Any, Any]:
+def with_numbers(call: tuple[Any, Any], device: Device) -> tuple[Any, Any]:
     """Arguments on the device, random; what was one tensor is one."""
     made: dict[int, torch.Tensor] = {}
 
@@ -179,6 +173,18 @@ def _with_data(value: torch.Tensor, device: torch.device) -> torch.Tensor:
     return made.requires_grad_(value.requires_grad)
 
 
+def timed_choices(code: RegionCode, module: nn.Module, args: Any, kwargs: Any, device: Device, progress: Progress) -> tuple[Choice, ...]:
+    """Every option as a choice; on a GPU compiled and timed."""
+    measure = device.torch_device.type == "cuda"
+    untimed = [name for name, option in code.options.items() if measure and not is_timed(option, module, args, kwargs)]
+    for name in untimed:
+        progress(f"compiling '{name}'")
+        code.code[name](module, *args, **kwargs)
+    if untimed:  # all in a row, so that the device stays warm
+        progress(f"timing {len(untimed)} choices")
+    return tuple(_choice(code, name, option, module, args, kwargs, measure) for name, option in code.options.items())
+
+
 def _choice(code: RegionCode, name: str, option: Option, module: nn.Module, args: Any, kwargs: Any, measure: bool) -> Choice:
     saved = tuple(SavedValue(value, code.joint.named[value].nbytes) for value in option.saved if not code.joint.named[value].is_output)
     choice = Choice(name, saved, option.input_bytes > 0, option.output_bytes > 0)
@@ -195,15 +201,20 @@ def _choice(code: RegionCode, name: str, option: Option, module: nn.Module, args
     )
 
 
-def _with_estimates(
-    graph: Graph, region: int, choices: tuple[Choice, ...], machine: Machine, seconds: Mapping[tuple[int, str], float]
+def with_estimates(
+    graph: Graph,
+    region: int,
+    choices: tuple[Choice, ...],
+    machine: Machine,
+    seconds: Mapping[tuple[int, str], float],
+    most_bytes: int | None = None,
 ) -> tuple[Choice, ...]:
     """Where nothing was measured: the ops' own seconds, and for what is recomputed the share of the forward that its bytes were."""
     if all(choice.measured for choice in choices):
         return choices
     call = next(call.id for call in graph.calls if call.region == region)
     spent = {phase: sum(seconds[op.id, machine.device.name] for op in graph.ops if op.region == call and op.phase is phase) for phase in Phase}
-    most = max(1, choices[0].saved_bytes)
+    most = max(1, most_bytes or 0, *(choice.saved_bytes for choice in choices))
     again = [spent[Phase.FORWARD] * (1 - choice.saved_bytes / most) for choice in choices]
     return tuple(
         replace(choice, forward_seconds=spent[Phase.FORWARD], backward_seconds=spent[Phase.BACKWARD] + extra)

@@ -39,15 +39,15 @@ def coarsen(graph: Graph, choices: Mapping[int, Choice]) -> Coarse:
         forward, backward = groups.get((call.id, Phase.FORWARD), []), groups.get((call.id, Phase.BACKWARD), [])
         if call.id not in choices or not forward:
             continue
-        region = _Call(graph, call.module, choices[call.id], forward, backward)
+        border = RegionBorder(graph, forward, backward)
         if backward:
             for value in choices[call.id].saved:
                 saved[call.id, value.name] = len(storages)
                 storages.append(Storage(len(storages), f"{call.module}.{value.name}", value.nbytes, Role.ACTIVATION))
         own = tuple(saved[call.id, value.name] for value in choices[call.id].saved if backward)
-        for macro, members in region.macros(own):
+        for macro, members in border.macros(call.module, choices[call.id], own):
             macros[members[-1].id] = (macro, members)
-        inputs[call.id] = tuple(sorted(region.inputs)) if backward and choices[call.id].reads_inputs else ()
+        inputs[call.id] = tuple(sorted(border.inputs)) if backward and choices[call.id].reads_inputs else ()
     absorbed = {member.id for _, members in macros.values() for member in members}
     ops: list[Op] = []
     stand_for: list[tuple[int, ...]] = []
@@ -59,7 +59,7 @@ def coarsen(graph: Graph, choices: Mapping[int, Choice]) -> Coarse:
         elif op.id not in absorbed:
             ops.append(op)
             stand_for.append((op.id,))
-    found, number = _renumber(ops, storages, graph)
+    found, number = renumber(ops, storages, graph)
     check_graph(found)
     macro_of = {(op.region, op.phase): op.id for op in found.ops if op.kind.startswith("region_")}
     return Coarse(
@@ -72,35 +72,45 @@ def coarsen(graph: Graph, choices: Mapping[int, Choice]) -> Coarse:
     )
 
 
-class _Call:
-    """One region call: what goes in, what comes out, what stays inside."""
+class RegionBorder:
+    """One region call in the fine graph: what goes in, what comes out, what stays inside."""
 
-    def __init__(self, graph: Graph, module: str, choice: Choice, forward: list[Op], backward: list[Op]) -> None:
-        self.graph, self.module, self.choice, self.forward, self.backward = graph, module, choice, forward, backward
+    def __init__(self, graph: Graph, forward: list[Op], backward: list[Op]) -> None:
+        self.graph, self.forward_ops, self.backward_ops = graph, forward, backward
         own = {op.id for op in forward} | {op.id for op in backward}
         self.made_forward = {s for op in forward for s in op.writes}
         self.made_backward = {s for op in backward for s in op.writes}
         self.outputs = {s for s in self.made_forward if any(use not in own for use in graph.uses[s])}
         self.results = {s for s in self.made_backward if any(use not in own for use in graph.uses[s])}
         self.inputs = {s for op in forward for s in op.reads if s not in self.made_forward and not graph.storages[s].lasting}
+        self.inside = self.made_forward - self.outputs
+        self.mutated = {s for op in forward for s in op.mutates if s not in self.made_forward}
+        self.mutated_backward = {s for op in backward for s in op.mutates if s not in self.made_backward}
+        self.precision = max((*forward, *backward), key=lambda op: op.flops).precision
 
-    def macros(self, saved: tuple[int, ...]) -> Iterable[tuple[Op, list[Op]]]:
-        choice, inside = self.choice, self.made_forward - self.outputs
+    def forward_workspace(self) -> int:
+        """The most it holds of its own at once, what it saves included."""
+        return _most_held(self.graph, self.forward_ops, self.inside)
+
+    def backward_workspace(self) -> int:
+        return _most_held(self.graph, self.backward_ops, self.made_backward - self.results)
+
+    def macros(self, module: str, choice: Choice, saved: tuple[int, ...]) -> Iterable[tuple[Op, list[Op]]]:
         workspace = choice.forward_workspace_bytes
         if workspace is None:
-            workspace = _most_held(self.graph, self.forward, inside) - choice.saved_bytes
-        yield _macro(self.forward, f"{self.module}.forward", self.outputs, saved, workspace), self.forward
-        if not self.backward:
+            workspace = self.forward_workspace() - choice.saved_bytes
+        yield _macro(self.forward_ops, f"{module}.forward", self.outputs, saved, workspace), self.forward_ops
+        if not self.backward_ops:
             return
-        dropped = inside | (set() if choice.reads_inputs else self.inputs) | (set() if choice.reads_outputs else self.outputs)
-        given = {s for op in self.backward for s in op.reads} - self.made_backward - dropped
+        dropped = self.inside | (set() if choice.reads_inputs else self.inputs) | (set() if choice.reads_outputs else self.outputs)
+        given = {s for op in self.backward_ops for s in op.reads} - self.made_backward - dropped
         if choice.reads_inputs:
             given |= {s for s in self.inputs if self.graph.storages[s].role is not Role.INPUT}
         workspace = choice.backward_workspace_bytes
         if workspace is None:
-            workspace = _most_held(self.graph, self.backward, self.made_backward - self.results)
-        macro = _macro(self.backward, f"{self.module}.backward", self.results, (), workspace)
-        yield replace(macro, reads=(*sorted(given), *saved)), self.backward
+            workspace = self.backward_workspace()
+        macro = _macro(self.backward_ops, f"{module}.backward", self.results, (), workspace)
+        yield replace(macro, reads=(*sorted(given), *saved)), self.backward_ops
 
 
 def _macro(members: list[Op], name: str, results: set[int], more: tuple[int, ...], workspace: int) -> Op:
@@ -145,7 +155,7 @@ def _most_held(graph: Graph, members: list[Op], inside: set[int]) -> int:
     return most
 
 
-def _renumber(ops: list[Op], storages: list[Storage], graph: Graph) -> tuple[Graph, dict[int, int]]:
+def renumber(ops: list[Op], storages: list[Storage], graph: Graph) -> tuple[Graph, dict[int, int]]:
     """Ids are places again; storages nobody touches any more are left out, unless they are there anyway."""
     touched = {s for op in ops for s in op.reads + op.writes + op.mutates}
     kept = [s for s in storages if s.id in touched or s.lasting or s.role is Role.INPUT]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..errors import BadInput
-from ..ir import INPUTS, CallPlan, Compute, Copy, Costs, Free, Menu, Problem, Program, Schedule, Step
+from ..ir import INPUTS, CallPlan, Compute, Copy, Costs, Free, Graph, Menu, Problem, Program, Schedule, Step
 from .coarse import Coarse, coarsen
 
 
@@ -79,6 +79,12 @@ def _schedule(problem: Problem, coarse: Coarse, calls: Mapping[int, CallPlan]) -
     return Schedule(tuple(steps), {s.id: (device,) for s in graph.storages if graph.is_there_at_start(s.id) or s.lasting})
 
 
+def _is_own(graph: Graph, storage: int, backward: int) -> bool:
+    """Whether no other region's backward reads it: what several share is held by all of them."""
+    readers = [op for op in graph.readers[storage] if graph.ops[op].kind == "region_backward"]
+    return readers == [backward] and not graph.storages[storage].lasting
+
+
 def _moves(problem: Problem, coarse: Coarse, calls: Mapping[int, CallPlan]) -> list[_Sent]:
     """In program order. What is read again before the turn to backward stays; what two calls send leaves with the first that may."""
     graph = problem.graph
@@ -93,7 +99,8 @@ def _moves(problem: Problem, coarse: Coarse, calls: Mapping[int, CallPlan]) -> l
         if plan.release < 1 or plan.fetch < 1:
             raise BadInput(f"region call {call} is released {plan.release} and fetched {plan.fetch} calls away; both must be at least 1")
         names = [name for name in plan.sent if name != INPUTS]
-        storages = [coarse.saved[call, name] for name in names] + (list(coarse.inputs[call]) if INPUTS in plan.sent else [])
+        given = [storage for storage in coarse.inputs[call] if INPUTS in plan.sent and _is_own(graph, storage, coarse.backward[call])]
+        storages = [*(coarse.saved[call, name] for name in names), *given]
         used_at = coarse.backward[call]
         fetch_before = coarse.backward[back[max(0, place_back[call] - plan.fetch)]]
         for storage in storages:
