@@ -26,10 +26,10 @@ function ticks(lo, hi, count, unit = 1) {
   return found;
 }
 
-function byteTicks(hi, count) {
+function byteTicks(hi, count, lo = 0) {
   let unit = 1;
   while (hi / unit >= 1024 && unit < 2 ** 40) unit *= 1024;
-  return ticks(0, hi, count, unit);
+  return ticks(lo, hi, count, unit);
 }
 
 // One unit for a whole axis, with just the decimals its steps need.

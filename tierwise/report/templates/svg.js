@@ -30,26 +30,34 @@ function drawPareto(element) {
     return;
   }
   drawn(element, (width) => {
-    const height = width < 500 ? 300 : 380, left = 62, right = 16, top = 26, bottom = 40;
-    const peaks = points.map((p) => p.peak_bytes), times = points.map((p) => p.seconds);
-    const xLo = Math.min(...peaks) * 0.75, xHi = Math.max(...peaks) * 1.04, yLo = Math.min(...times), yHi = Math.max(...times) * 1.06;
-    const log = yHi > yLo * 4, low = log ? yLo / 1.12 : yLo * 0.75;
+    const height = width < 500 ? 340 : 440, left = 62, right = 16, top = 44, bottom = 40;
+    const peaks = points.map((p) => p.peak_bytes), times = points.map((p) => p.seconds), yLo = Math.min(...times);
+    const xLo = Math.min(...peaks) * 0.85, xHi = Math.max(...peaks) * 1.04, yHi = Math.min(Math.max(...times) * 1.06, yLo * FAR), low = yLo - (yHi - yLo) * 0.12;
     const x = (b) => left + ((b - xLo) / (xHi - xLo)) * (width - left - right);
-    const share = (s) => (log ? Math.log(s / low) / Math.log(yHi / low) : (s - low) / (yHi - low)), y = (s) => height - bottom - share(s) * (height - top - bottom);
-    const yTicks = log ? logTicks(low, yHi) : ticks(low, yHi, 5), step = log ? 0 : yTicks[1] - yTicks[0];
-    const parts = [frame({ width, height, left, right, top: 14, bottom, x, y, xTicks: byteTicks(xHi, Math.max(3, width / 130)).filter((b) => b >= xLo), yTicks, xText: (b) => axisBytes(b, xHi), yText: (s) => (log ? shortNs(s * 1e9) : axisTime(s * 1e9, step * 1e9)), xName: "peak memory", yName: `step time${log ? ", logarithmic" : ""}` })];
-    for (const table of group.tables) if (table.budget_bytes < xHi && table.budget_bytes > xLo) parts.push(`<line class="budget" x1="${x(table.budget_bytes)}" x2="${x(table.budget_bytes)}" y1="${top}" y2="${height - bottom}"/><text x="${x(table.budget_bytes) + 5}" y="${height - bottom - 6}">${formatBytes(table.budget_bytes)}</text>`);
+    const y = (s) => height - bottom - ((Math.min(s, yHi) - low) / (yHi - low)) * (height - top - bottom);  // what is far slower stands at the top
+    const yTicks = ticks(low, yHi, 6), step = yTicks[1] - yTicks[0], taken = points.map((p) => boxOf(x(p.peak_bytes), y(p.seconds), 6, 6));
+    const parts = [frame({ width, height, left, right, top: 14, bottom, x, y, xTicks: byteTicks(xHi, Math.max(3, width / 130), xLo), yTicks, xText: (b) => axisBytes(b, xHi), yText: (s) => axisTime(s * 1e9, step * 1e9), xName: "peak memory", yName: "step time" })];
+    let free = 0;
+    for (const { budget_bytes: budget } of group.tables) {
+      if (budget > xHi || budget < xLo) continue;
+      const words = formatBytes(budget), half = words.length * 3.4;
+      parts.push(`<line class="budget" x1="${x(budget)}" x2="${x(budget)}" y1="${top - 16}" y2="${height - bottom}"/>`);
+      if (x(budget) - half > free) {  // those too near their neighbour go without a name
+        parts.push(`<text x="${x(budget)}" y="${top - 21}" text-anchor="middle">${words}</text>`);
+        free = x(budget) + half + 4;
+      }
+    }
     const best = points.filter((p) => p.on_frontier).sort((a, b) => a.peak_bytes - b.peak_bytes || b.seconds - a.seconds);
     let path = "";
     best.forEach((p, i) => { path += i ? `H${x(p.peak_bytes)}V${y(p.seconds)}` : `M${x(p.peak_bytes)} ${y(p.seconds)}`; });
     parts.push(`<path class="frontier" d="${path}H${width - right}"/>`);
     for (const curve of group.curves) {
-      const line = curve.points.map((p, i) => `${i ? "L" : "M"}${x(p.peak_bytes)} ${y(p.seconds)}`).join("");
-      parts.push(`<g class="policy" data-policy="${escape(curve.policy)}"><path d="${line}"/>${curve.points.map((p) => `<circle tabindex="0" role="img" aria-label="${escape(pointWords(curve.policy, p))}" class="${p.on_frontier ? "best" : ""}" cx="${x(p.peak_bytes)}" cy="${y(p.seconds)}" r="${p.on_frontier ? 5 : 4}"/>`).join("")}</g>`);
+      const near = curve.points.filter((p) => p.seconds <= yHi), line = near.map((p, i) => `${i ? "L" : "M"}${x(p.peak_bytes)} ${y(p.seconds)}`).join("");
+      parts.push(`<g class="policy" data-policy="${escape(curve.policy)}"><path d="${line}"/>${curve.points.map((p) => mark(curve.policy, p, x(p.peak_bytes), y(p.seconds), p.seconds > yHi)).join("")}</g>`);
     }
-    parts.push(...pointLabels(points, x, y, width));
+    parts.push(...pointLabels(points, x, y, width, taken, yHi));
     element.innerHTML = svgOf(width, height, parts.join(""));
-    for (const circle of element.querySelectorAll("circle")) {
+    for (const circle of element.querySelectorAll("[role=img]")) {
       const chosen = circle.parentElement, enter = () => {
         for (const other of element.querySelectorAll(".chosen")) other.classList.remove("chosen");
         chosen.classList.add("chosen");
@@ -66,27 +74,29 @@ function drawPareto(element) {
 
 const pointWords = (policy, p) => `${policy}: ${formatNs(p.seconds * 1e9)} at a peak of ${formatBytes(p.peak_bytes)}, within ${formatBytes(p.budget_bytes)}`;
 
-const shortNs = (ns) => formatNs(ns).replace(/\.0+ |(\.\d*?)0+ /, "$1 ");  // 1.00 s -> 1 s, 1.50 s -> 1.5 s
+const FAR = 2;  // times as slow as the fastest: beyond that a point stands at the top edge, with its time in words
+const boxOf = (x, y, w, h) => ({ x0: x - w, x1: x + w, y0: y - h, y1: y + h });
 
-function logTicks(lo, hi) {
-  const found = [], steps = hi < lo * 30 ? [1, 1.5, 2, 3, 5, 7] : [1, 2, 5];
-  for (let power = 10 ** Math.floor(Math.log10(lo)); power <= hi; power *= 10) for (const m of steps) if (m * power >= lo && m * power <= hi) found.push(m * power);
-  return found;
+function mark(policy, p, x, y, far) {
+  const about = `tabindex="0" role="img" aria-label="${escape(pointWords(policy, p))}" class="${far ? "far" : p.on_frontier ? "best" : ""}"`;
+  if (far) return `<path ${about} d="M${x - 5} ${y + 4}L${x} ${y - 5}L${x + 5} ${y + 4}Z"/>`;
+  return `<circle ${about} cx="${x}" cy="${y}" r="${p.on_frontier ? 5 : 4}"/>`;
 }
 
 // A name beside each point where there is room for it: those on the frontier first, every policy at least once if it can be.
-function pointLabels(points, x, y, width) {
-  const taken = points.map((p) => ({ x0: x(p.peak_bytes) - 5, x1: x(p.peak_bytes) + 5, y0: y(p.seconds) - 5, y1: y(p.seconds) + 5 })), named = new Set(), parts = [];
-  const ordered = [...points].sort((a, b) => b.on_frontier - a.on_frontier || a.peak_bytes - b.peak_bytes);
+function pointLabels(points, x, y, width, taken, yHi) {
+  const named = new Set(), parts = [];
+  const ordered = [...points].sort((a, b) => b.on_frontier - a.on_frontier || (b.seconds > yHi) - (a.seconds > yHi) || a.peak_bytes - b.peak_bytes);
   for (const p of ordered) {
-    const spot = `${p.peak_bytes} ${p.seconds}`, length = p.policy.length * 7 + 4;
-    if (named.has(p.policy) || named.has(spot)) continue;
-    for (const [dx, dy, anchor] of [[9, -7, "start"], [9, 15, "start"], [-9, -7, "end"], [-9, 15, "end"], [10, 4, "start"]]) {
-      const at = x(p.peak_bytes) + dx, box = { x0: anchor === "start" ? at : at - length, x1: anchor === "start" ? at + length : at, y0: y(p.seconds) + dy - 11, y1: y(p.seconds) + dy + 3 };
+    const spot = `${p.peak_bytes} ${p.seconds}`, far = p.seconds > yHi, words = far ? `${p.policy} ${formatNs(p.seconds * 1e9)}` : p.policy;
+    const length = words.length * (p.on_frontier ? 7.4 : 6.8) + 6;
+    if (!far && (named.has(p.policy) || named.has(spot))) continue;
+    for (const [dx, dy, anchor] of [[9, -8, "start"], [-9, 16, "end"], [9, 16, "start"], [-9, -8, "end"], [11, 4, "start"], [-11, 4, "end"]]) {
+      const at = x(p.peak_bytes) + dx, box = { x0: anchor === "start" ? at : at - length, x1: anchor === "start" ? at + length : at, y0: y(p.seconds) + dy - 12, y1: y(p.seconds) + dy + 4 };
       if (box.x1 > width || box.x0 < 62 || taken.some((t) => t.x0 < box.x1 && box.x0 < t.x1 && t.y0 < box.y1 && box.y0 < t.y1)) continue;
       taken.push(box);
       named.add(p.policy).add(spot);
-      parts.push(`<text class="${p.on_frontier ? "label" : ""}" x="${at}" y="${y(p.seconds) + dy}" text-anchor="${anchor}">${escape(p.policy)}</text>`);
+      parts.push(`<text class="point ${p.on_frontier ? "label" : ""}" x="${at}" y="${y(p.seconds) + dy}" text-anchor="${anchor}">${escape(words)}</text>`);
       break;
     }
   }
