@@ -23,13 +23,13 @@ from ..execute.offsets import round_up
 from ..execute.passes import RegionPlan
 from ..execute.session import Plans, Session
 from ..ir import Machine, check_schedule, peak_bytes
-from ..lower import Image, choose, image, keep_everything, with_budget
+from ..lower import Image, image, keep_everything, with_budget
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
 from .losses import adopt_losses, give_back_losses
-from .lowered import by_policy
 from .menus import PreparedMenu, as_keywords, prepare_menu
 from .plan import Plan
+from .programs import program_for
 
 PLANNED_SHARE = 0.98  # of the budget: predictions of the peak are within 3%, mostly above
 POOL_SLACK_BYTES = 1 << 20  # rounding of parcels in the slab
@@ -121,19 +121,14 @@ class Fitted:
         tiers = tuple(tier for tier in ("dram", "nvme") if tier == "dram" or self.settings.nvme)
         kept = image(menu, keep_everything(menu))
         needed = peak_bytes(kept.problem, kept.schedule)[kept.problem.device_tier]
-        kept_time = simulate(kept.problem.with_budget(max(needed, room)), kept.schedule)
+        kept_time = simulate(kept.problem.with_budget(max(needed, 1, room)), kept.schedule)
         try:
-            if self.settings.policy == "keep_all":
-                program = keep_everything(menu)
-            elif self.settings.policy == "auto":
-                program = choose(menu, tiers=tiers).program
-            else:
-                within = replace(prepared, menu=menu)
-                with self.session.suspended():
-                    prepared, program = by_policy(
-                        self.model, within, self.settings.policy, self.device, compile=self.settings.compile, progress=self._progress
-                    )
-                menu = prepared.menu
+            with self.session.suspended():
+                prepared, program = program_for(
+                    replace(prepared, menu=menu), self.settings.policy, tiers, self.model, self.device,
+                    compile=self.settings.compile, progress=self._progress,
+                )  # fmt: skip
+            menu = prepared.menu
         except InfeasibleBudget as error:
             least = int(((error.least_bytes or 0) + aside) / PLANNED_SHARE) + 1
             raise InfeasibleBudget(

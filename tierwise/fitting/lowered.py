@@ -14,7 +14,7 @@ from ..lower import Expanded, clustered, expand, lower
 from ..profile.roofline import fused_costs, roofline_costs
 from ..regions import option_saving
 from ..regions.compiled import compile_option
-from .menus import PreparedMenu, Progress, RegionCode, timed_choices, with_estimates, with_numbers
+from .menus import PreparedMenu, Progress, RegionCode, estimated_choices, measured
 
 
 def by_policy(
@@ -42,13 +42,7 @@ def by_policy(
                 for option in named.values()
             },
         )
-        if not named:
-            continue
-        module = model.get_submodule(code.example)
-        args, kwargs = with_numbers(code.call, device)
-        most = prepared.menu.choices[region][0].saved_bytes
-        found = timed_choices(regions[region], module, args, kwargs, device, progress)
-        found = with_estimates(graph, region, found, problem.machine, prepared.menu.problem.costs.op_seconds, most)
+        found = estimated_choices(regions[region], region, prepared.menu.problem)
         choices[region] = tuple(sorted(found, key=lambda choice: -choice.saved_bytes))
         for call, values in sets.items():
             option, plan = named[values], lowered.plans[call]
@@ -56,8 +50,10 @@ def by_policy(
             sent = tuple(name for name in plan.sent if name in there or name == "inputs")
             calls[call] = replace(plan, choice=option.name, sent=sent) if sent else CallPlan(option.name)
     notes = (*prepared.notes, *lowered.notes)
-    menu = Menu(prepared.menu.problem, choices)
-    return PreparedMenu(menu, regions, notes), Program(calls, policy)
+    made = PreparedMenu(Menu(prepared.menu.problem, choices), regions, notes)
+    if device.torch_device.type == "cuda":
+        made = measured(made, model, {region: set(code.options) for region, code in regions.items()}, device, progress)
+    return made, Program(calls, policy)
 
 
 def expanded_problem(menu: Menu, expanded: Expanded, *, compile: bool) -> Problem:

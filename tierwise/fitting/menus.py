@@ -15,11 +15,12 @@ from ..capture import capture_step, region_examples
 from ..errors import BadInput, CannotCapture, CaptureError
 from ..execute.device import Device
 from ..ir import Choice, Graph, Machine, Menu, Phase, Problem, SavedValue
+from ..lower.coarse import RegionBorder
 from ..profile.options import is_timed, option_times
 from ..profile.roofline import fused_costs, roofline_costs
-from ..regions import JointGraph, Option, options
+from ..regions import JointGraph, Option, option_saving, options
 from ..regions.compiled import CompiledOption, compile_option
-from ..regions.joint import describe
+from ..regions.joint import Look, look_at
 
 MOST_CHOICES = 6
 Progress = Callable[[str], None]
@@ -34,6 +35,7 @@ class RegionCode:
     options: Mapping[str, Option]
     code: Mapping[str, CompiledOption]
     call: tuple[Any, Any]  # arguments of an example call, tensors without data
+    look: Look
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +79,91 @@ def prepare_menu(
             continue
         if not code.options:
             continue
-        found = timed_choices(code, module, args, kwargs, device, progress)
         regions[region.id] = code
-        choices[region.id] = with_estimates(graph, region.id, found, machine, costs.op_seconds)
-    return PreparedMenu(Menu(Problem(graph, machine, costs), choices), regions, tuple(dict.fromkeys(notes)))
+        choices[region.id] = estimated_choices(code, region.id, Problem(graph, machine, costs))
+    prepared = PreparedMenu(Menu(Problem(graph, machine, costs), choices), regions, tuple(dict.fromkeys(notes)))
+    if device.torch_device.type != "cuda":
+        return prepared
+    first = {region: {found[0].name} for region, found in choices.items()}
+    return measured(prepared, model, first, device, progress)
+
+
+def measured(prepared: PreparedMenu, model: nn.Module, wanted: Mapping[int, set[str]], device: Device, progress: Progress) -> PreparedMenu:
+    """The menu with these choices compiled and timed on the device, and the others of their classes estimated from them."""
+    choices = dict(prepared.menu.choices)
+    for region, names in wanted.items():
+        code = prepared.regions[region]
+        module = model.get_submodule(code.example)
+        args, kwargs = with_numbers(code.call, device)
+        for name in names:
+            if not is_timed(code.options[name], module, args, kwargs):
+                progress(f"{type(module).__name__}: compiling '{name}'")
+                code.code[name](module, *args, **kwargs)
+        timed = {}
+        for name in names:  # all in a row, so that the device stays warm
+            progress(f"{type(module).__name__}: timing '{name}'")
+            times = option_times(code.code[name], module, args, kwargs)
+            timed[name] = replace(
+                next(choice for choice in choices[region] if choice.name == name),
+                forward_seconds=times.forward_seconds,
+                backward_seconds=times.backward_seconds,
+                forward_workspace_bytes=times.workspace_forward_bytes,
+                backward_workspace_bytes=times.workspace_backward_bytes,
+                measured=True,
+            )
+        choices[region] = tuple(timed.get(choice.name, choice) for choice in choices[region])
+        known = next((choice for choice in choices[region] if choice.measured), None)
+        if known is not None:
+            choices[region] = tuple(choice if choice.measured else _from_known(choice, known, code) for choice in choices[region])
+    return replace(prepared, menu=replace(prepared.menu, choices=choices))
+
+
+def estimated_choices(code: RegionCode, region: int, problem: Problem) -> tuple[Choice, ...]:
+    """Every option of a class as a choice, from the seconds of the step's ops and the sizes of its storages; nothing is run."""
+    graph, device = problem.graph, problem.machine.device
+    call = next(call.id for call in graph.calls if call.region == region)
+    ops = {phase: [op for op in graph.ops if op.region == call and op.phase is phase] for phase in Phase}
+    seconds = {phase: sum(problem.costs.op_seconds[op.id, device.name] for op in ops[phase]) for phase in Phase}
+    border = RegionBorder(graph, ops[Phase.FORWARD], ops[Phase.BACKWARD])
+    choices = [
+        Choice(
+            name,
+            tuple(SavedValue(value, code.joint.named[value].nbytes) for value in option.saved if not code.joint.named[value].is_output),
+            option.input_bytes > 0,
+            option.output_bytes > 0,
+        )
+        for name, option in code.options.items()
+    ]
+    kept = option_saving(code.joint, code.joint.keep)
+    most = replace(
+        choices[0],
+        saved=(SavedValue("", kept.saved_bytes),),
+        forward_seconds=seconds[Phase.FORWARD],
+        backward_seconds=seconds[Phase.BACKWARD],
+        forward_workspace_bytes=max(0, border.forward_workspace() - kept.saved_bytes),
+        backward_workspace_bytes=border.backward_workspace(),
+    )
+    return tuple(_from_known(choice, most, code) for choice in choices)
+
+
+def _from_known(choice: Choice, known: Choice, code: RegionCode) -> Choice:
+    """What a choice costs more than another of its class: its share of the forward's work again, and room for what it makes again."""
+    flops = sum(value.flops for value in code.joint.values if value.in_forward)
+    moved = sum(code.joint.moved_bytes(value.name) for value in code.joint.values if value.in_forward)
+    option, other = code.options[choice.name], code.options.get(known.name)
+    more_flops = option.recompute_flops - (other.recompute_flops if other else 0)
+    more_moved = option.recompute_moved_bytes - (other.recompute_moved_bytes if other else 0)
+    share = more_flops / flops if flops else more_moved / max(1, moved)
+    if flops and not code.joint.compiled:  # op by op, passes over the data are not for nothing
+        share = (more_flops / flops + more_moved / max(1, moved)) / 2
+    freed = known.saved_bytes - choice.saved_bytes
+    return replace(
+        choice,
+        forward_seconds=known.forward_seconds,
+        backward_seconds=max(0.0, known.backward_seconds + share * known.forward_seconds),
+        forward_workspace_bytes=max(0, (known.forward_workspace_bytes or 0) + freed // 2),
+        backward_workspace_bytes=max(0, (known.backward_workspace_bytes or 0) + freed),
+    )
 
 
 def as_keywords(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,13 +174,11 @@ def as_keywords(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     except TypeError as error:
         raise BadInput(f"{type(model).__name__} cannot be called like this: {error}") from None
     named: dict[str, Any] = {}
-    for (name, value), is_self in zip(bound.items(), [True, *[False] * len(bound)], strict=False):
-        parameter = signature.parameters[name]
-        if is_self:
-            continue
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+    for name, value in list(bound.items())[1:]:  # the first is the model itself
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
             named.update(value)
-        elif parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
+        elif kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
             raise BadInput(f"{type(model).__name__}.forward takes {name} by position only; name its parameters so that a step can be traced")
         else:
             named[name] = value
@@ -142,12 +223,12 @@ def _region_code(module: nn.Module, name: str, args: Any, kwargs: Any, call: tup
     if "forward" in module.__dict__:
         raise CannotCapture("another tool gave this module a forward of its own")
     forward = type(module).forward
-    joint = describe(forward, module, args, kwargs, compile=compile)
-    if not joint.values:
-        return RegionCode(name, joint, {}, {}, call)
-    found = {option.name: option for option in options(joint, most=MOST_CHOICES)}
+    look = look_at(forward, module, args, kwargs, compile=compile)
+    if not look.seen.values:
+        return RegionCode(name, look.seen, {}, {}, call, look)
+    found = {option.name: option for option in options(look.seen, most=MOST_CHOICES)}
     code = {option.name: compile_option(forward, option, compile=compile, donate=False) for option in found.values()}
-    return RegionCode(name, joint, found, code, call)
+    return RegionCode(name, look.seen, found, code, call, look)
 
 
 def with_numbers(call: tuple[Any, Any], device: Device) -> tuple[Any, Any]:
@@ -171,55 +252,6 @@ def _with_data(value: torch.Tensor, device: torch.device) -> torch.Tensor:
         made = torch.empty_strided(once, value.stride(), dtype=value.dtype, device=device)
         made = (made.normal_() if made.is_floating_point() else made.fill_(made.dtype is torch.bool)).expand(value.shape)
     return made.requires_grad_(value.requires_grad)
-
-
-def timed_choices(code: RegionCode, module: nn.Module, args: Any, kwargs: Any, device: Device, progress: Progress) -> tuple[Choice, ...]:
-    """Every option as a choice; on a GPU compiled and timed."""
-    measure = device.torch_device.type == "cuda"
-    untimed = [name for name, option in code.options.items() if measure and not is_timed(option, module, args, kwargs)]
-    for name in untimed:
-        progress(f"compiling '{name}'")
-        code.code[name](module, *args, **kwargs)
-    if untimed:  # all in a row, so that the device stays warm
-        progress(f"timing {len(untimed)} choices")
-    return tuple(_choice(code, name, option, module, args, kwargs, measure) for name, option in code.options.items())
-
-
-def _choice(code: RegionCode, name: str, option: Option, module: nn.Module, args: Any, kwargs: Any, measure: bool) -> Choice:
-    saved = tuple(SavedValue(value, code.joint.named[value].nbytes) for value in option.saved if not code.joint.named[value].is_output)
-    choice = Choice(name, saved, option.input_bytes > 0, option.output_bytes > 0)
-    if not measure:
-        return choice
-    times = option_times(code.code[name], module, args, kwargs)
-    return replace(
-        choice,
-        forward_seconds=times.forward_seconds,
-        backward_seconds=times.backward_seconds,
-        forward_workspace_bytes=times.workspace_forward_bytes,
-        backward_workspace_bytes=times.workspace_backward_bytes,
-        measured=True,
-    )
-
-
-def with_estimates(
-    graph: Graph,
-    region: int,
-    choices: tuple[Choice, ...],
-    machine: Machine,
-    seconds: Mapping[tuple[int, str], float],
-    most_bytes: int | None = None,
-) -> tuple[Choice, ...]:
-    """Where nothing was measured: the ops' own seconds, and for what is recomputed the share of the forward that its bytes were."""
-    if all(choice.measured for choice in choices):
-        return choices
-    call = next(call.id for call in graph.calls if call.region == region)
-    spent = {phase: sum(seconds[op.id, machine.device.name] for op in graph.ops if op.region == call and op.phase is phase) for phase in Phase}
-    most = max(1, most_bytes or 0, *(choice.saved_bytes for choice in choices))
-    again = [spent[Phase.FORWARD] * (1 - choice.saved_bytes / most) for choice in choices]
-    return tuple(
-        replace(choice, forward_seconds=spent[Phase.FORWARD], backward_seconds=spent[Phase.BACKWARD] + extra)
-        for choice, extra in zip(choices, again, strict=True)
-    )
 
 
 def _worth_it(graph: Graph, region: int) -> bool:
