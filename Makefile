@@ -30,6 +30,9 @@ bench: $(INSTALLED)
 docs: $(INSTALLED)
 	$(BIN)/python docs/make_reference.py
 	$(BIN)/python docs/make_accuracy.py
+	$(BIN)/python docs/make_commands.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "wrote site/index.html"
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Tierwise needs Python 3.11 or newer: make PYTHON=python3.12"; exit 1; }

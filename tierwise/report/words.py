@@ -82,7 +82,7 @@ def _waits(run: RunSummary) -> Iterator[str]:
         yield f"The {device} never waits."
         return
     busiest = sorted(times.waiting_while.items(), key=lambda item: -item[1])
-    lanes = [f"{lane} works {format_seconds(seconds)}" for lane, seconds in busiest if seconds > times.waiting_seconds * WORTH_NAMING]
+    lanes = [f"'{lane}' works {format_seconds(seconds)}" for lane, seconds in busiest if seconds > times.waiting_seconds * WORTH_NAMING]
     meanwhile = f"; meanwhile {_listed(lanes)}" if lanes else ""
     yield f"The {device} waits {format_seconds(times.waiting_seconds)} ({share:.1%}) of the step{meanwhile}."
 
