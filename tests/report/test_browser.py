@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from report.chromium import CHROMIUM, Chromium
 from report.example_runs import layered, measured, planned
 
+from tierwise.ir import Curve, Run, Span, Timeline
 from tierwise.report import render, summarize
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
@@ -189,3 +192,50 @@ def test_everything_can_be_reached_by_tab(page):
         page("dispatchKeyEvent", domain="Input", type="keyDown", key="Tab", code="Tab", windowsVirtualKeyCode=9)
         reached.add(page.js("document.activeElement.getAttribute('class') || document.activeElement.dataset.zoom || document.activeElement.tagName"))
     assert {"skip", "plot", "strip", "in", "scroll"} <= reached
+
+
+def test_a_measurement_without_memory_leaves_the_prediction_stacked(browser, tmp_path):
+    run = measured(planned("vdnn"))
+    run = replace(run, measured=replace(run.measured, memory={}))
+    (tmp_path / "r.html").write_text(render([run], summarize([run])), encoding="utf-8")
+    browser.errors.clear()
+    browser.open(tmp_path / "r.html")
+    assert browser.js("document.querySelector('[data-timeline=\"0\"]').getAttribute('aria-pressed')") == "true"
+    assert browser.js("document.querySelector('[data-legend]').innerText").startswith("at most")
+    assert browser.errors == []
+
+
+def test_roles_nobody_foresaw_have_a_colour(browser, tmp_path):
+    curve = {"hbm": {"odd role": Curve((0.0, 1.0), (3, 5))}}
+    run = Run("odd", measured=Timeline(2.0, {"hbm": 5}, (Span(0, "stream 7", -0.5, 3.0),), curve, True))
+    (tmp_path / "r.html").write_text(render([run], summarize([run])), encoding="utf-8")
+    browser.open(tmp_path / "r.html")
+    assert browser.js("getComputedStyle(document.querySelector('[data-legend] .swatch')).backgroundColor") != "rgba(0, 0, 0, 0)"
+
+
+def test_two_fingers_zoom_on_a_phone(browser, path):
+    browser.errors.clear()
+    browser.open(path, width=375, height=800, scale=2)
+    browser("setTouchEmulationEnabled", domain="Emulation", enabled=True, maxTouchPoints=2)
+    left, top, width, height = browser.box('[data-stage="0"] [data-memory]')
+    axis = "document.querySelector('[data-stage=\"0\"] .axis canvas').toDataURL()"
+    whole = browser.js(axis)
+
+    def fingers(kind, *places):
+        points = [{"x": left + width * place, "y": top + height / 2, "id": i} for i, place in enumerate(places)]
+        browser("dispatchTouchEvent", domain="Input", type=kind, touchPoints=points)
+        browser.settle()
+
+    fingers("touchStart", 0.45, 0.55)
+    for apart in (0.1, 0.2, 0.3):
+        fingers("touchMove", 0.45 - apart, 0.55 + apart)
+    fingers("touchEnd")
+    zoomed = browser.js(axis)
+    assert zoomed != whole
+    fingers("touchStart", 0.7)
+    for place in (0.65, 0.5, 0.4):
+        fingers("touchMove", place)
+    fingers("touchEnd")
+    assert browser.js(axis) not in (whole, zoomed)  # one finger moves along
+    browser("setTouchEmulationEnabled", domain="Emulation", enabled=False)
+    assert browser.errors == []

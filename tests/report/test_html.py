@@ -133,6 +133,28 @@ def test_light_and_dark_have_the_same_colours_however_they_are_chosen():
     assert {f"--{role}" for role in (*Role, "workspace", "staging", *Phase, "recompute")} <= light
 
 
+def contrast(one, other):
+    """As WCAG counts it: 4.5 is enough for small letters."""
+
+    def light(colour):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    lighter, darker = sorted((light(one), light(other)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_letters_can_be_read(theme):
+    css = (TEMPLATES / "style.css").read_text(encoding="utf-8")
+    block = css[: css.index("@media")] if theme == "light" else css[css.index(':root[data-theme="dark"]') : css.index("* { box-sizing")]
+    colours = dict(re.findall(r"--([a-z0-9_-]+): (#[0-9a-f]{6});", block))
+    for letters in ("ink", "muted", "accent", "warning"):
+        for paper in ("paper", "card", "track"):
+            assert contrast(colours[letters], colours[paper]) >= 4.5, (letters, paper)
+
+
 def deep(layers: int, ops_a_layer: int = 24) -> Run:
     """As many ops, names, copies and changes of memory as a transformer of so many layers has; every activation goes to dram and back."""
     b = GraphBuilder()

@@ -55,6 +55,8 @@ const kindOf = (lane, i) => page.kinds[lane.kind[i]];
 const isCopy = (kind) => kind[0] === "copy";
 // The name of the CSS variable with the colour of a kind: copies have the colour of what they carry.
 const colourOf = (kind) => (isCopy(kind) ? kind[1] : kind[0] || "plain");
+// The same for CSS; names nobody foresaw share a colour.
+const colourVar = (name) => (/^[\w-]+$/.test(name) ? `var(--${name}, var(--other))` : "var(--other)");
 const STACK = ["param", "buffer", "optimizer_state", "grad", "activation", "input", "workspace", "staging"];
 const ROLE_WORDS = { param: "parameters", buffer: "buffers", grad: "gradients", activation: "activations", input: "inputs" };
 const roleWords = (role) => ROLE_WORDS[role] || role.replaceAll("_", " ");

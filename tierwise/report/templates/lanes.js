@@ -167,5 +167,5 @@ function fit(c, words, room) {
 
 function isLight(colour) {
   const value = parseInt(colour.slice(1, 7), 16), [r, g, b] = [value >> 16, (value >> 8) & 255, value & 255];
-  return 0.299 * r + 0.587 * g + 0.114 * b > 150;
+  return 0.299 * r + 0.587 * g + 0.114 * b > 118;  // where dark letters have more contrast than white ones
 }

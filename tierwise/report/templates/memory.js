@@ -1,7 +1,9 @@
 // Memory of one tier over time, stacked by role, with the budget and the other timeline's total as lines.
 class MemoryChart {
   constructor(element, legend, run, view, gutter) {
-    Object.assign(this, { element, legend, run, view, gutter, canvas: element.querySelector("canvas"), tier: run.device_tier, stacked: run.timelines.length - 1 });
+    Object.assign(this, { element, legend, run, view, gutter, canvas: element.querySelector("canvas"), tier: run.device_tier });
+    const known = run.timelines.map((t, i) => (t.memory[this.tier] ? i : -1));
+    this.stacked = Math.max(...known) < 0 ? run.timelines.length - 1 : Math.max(...known);  // the measured one, if it knows
     view.listeners.push(() => this.draw());
   }
 
@@ -170,7 +172,7 @@ class MemoryChart {
     c.stroke();
     c.setLineDash([]);
     c.lineWidth = 1;
-    this.text(c, words, width - 4, at - 9, "right", colours.recompute, true);
+    this.text(c, words, width - 4, at - 9, "right", colours.warning, true);
   }
 
   text(c, words, x, y, align, colour, halo) {
@@ -201,7 +203,7 @@ class MemoryChart {
   html(time) {
     const now = this.at(time);
     if (!now) return "";
-    const rows = now.held.map((h) => `<dt><span class="swatch" style="background:var(--${h.role}, var(--other))"></span>${escape(h.words)}</dt><dd>${formatBytes(h.bytes)}</dd>`);
+    const rows = now.held.map((h) => `<dt><span class="swatch" style="background:${colourVar(h.role)}"></span>${escape(h.words)}</dt><dd>${formatBytes(h.bytes)}</dd>`);
     rows.push(`<dt class="total">together</dt><dd class="total">${formatBytes(now.total)}</dd>`);
     for (const [words, bytes] of this.others(time)) rows.push(`<dt>${words}</dt><dd>${formatBytes(bytes)}</dd>`);
     return `<b>${escape(this.tier)}</b> at ${formatNs(time)}<dl>${rows.join("")}</dl>`;
@@ -213,9 +215,9 @@ class MemoryChart {
     const roles = memory ? this.order().filter((role) => memory.levels.some((l) => l[role])) : [];
     const items = roles.map((role) => {
       const name = memory.roles[role], most = memory.levels.reduce((top, l) => Math.max(top, l[role]), 0);
-      return `<li><span class="swatch" style="background:var(--${name}, var(--other))"></span>${escape(memory.words[role])} <b>${held ? formatBytes(held[name] || 0) : formatBytes(most)}</b></li>`;
+      return `<li><span class="swatch" style="background:${colourVar(name)}"></span>${escape(memory.words[role])} <b>${held ? formatBytes(held[name] || 0) : formatBytes(most)}</b></li>`;
     });
-    const first = now ? `<li>at ${formatNs(this.view.cursor)} <b>${formatBytes(now.total)}</b></li>` : memory ? "<li>at most</li>" : `<li>nothing in ${escape(this.tier)}</li>`;
+    const first = now ? `<li>at ${formatNs(this.view.cursor)} <b>${formatBytes(now.total)}</b></li>` : memory ? "<li>at most</li>" : `<li>no record of ${escape(this.tier)}</li>`;
     const lines = this.lines.map((l) => `<li><span class="swatch line${l.measured ? "" : " dashed"}"></span>${l.measured ? "measured" : "predicted"}, together</li>`);
     const html = first + items.join("") + lines.join("");
     if (html !== this.written) this.legend.innerHTML = this.written = html;

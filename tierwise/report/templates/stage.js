@@ -117,6 +117,7 @@ class Stage {
     if (tiers.length > 1) group.innerHTML = tiers.map((tier) => `<button type="button" data-tier="${escape(tier)}" aria-pressed="${tier === this.memory.tier}">${escape(tier)}</button>`).join("");
     choose(group, (button) => { this.memory.tier = button.dataset.tier; this.view.changed(); });
     const which = this.element.querySelector("[data-choose-timeline]");
+    for (const button of which ? which.querySelectorAll("button") : []) button.setAttribute("aria-pressed", +button.dataset.timeline === this.memory.stacked);
     if (which) choose(which, (button) => { this.memory.stacked = +button.dataset.timeline; this.view.changed(); });
   }
 
@@ -128,7 +129,7 @@ class Stage {
     for (const kind of seen) if (isCopy(page.kinds[kind])) roles.add(page.kinds[kind][1]);
     const items = phases.filter((phase) => used.has(phase)).map((phase) => [phase, phase]);
     for (const role of STACK.filter((r) => roles.has(r))) items.push([role, `copies of ${roleWords(role)}`]);
-    const html = items.map(([colour, words]) => `<li><span class="swatch${colour === "recompute" ? " hatched" : ""}" style="background-color:var(--${colour}, var(--other))"></span>${words}</li>`);
+    const html = items.map(([colour, words]) => `<li><span class="swatch${colour === "recompute" ? " hatched" : ""}" style="background-color:${colourVar(colour)}"></span>${words}</li>`);
     if (this.run.timelines.length > 1) html.push("<li>above: predicted, below: measured</li>");
     this.element.querySelector("[data-kinds]").innerHTML = html.join("");
   }
