@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from problems import awkward, chain, masters, shared_weight, skip
 
-from tierwise import estimation, machines
+from tierwise import estimation, machines, policies
 from tierwise.estimation import BatchScale, at_peak
 from tierwise.ir import peak_bytes
 from tierwise.policies import keep_all
@@ -71,3 +71,22 @@ def test_estimate_where_it_does_not_fit_names_a_plan_or_the_least():
     hopeless = estimation.estimate("gpt2-tiny", rtx, budget_bytes=1000, names=["keep_all", "chen"])
     assert hopeless.planned is None
     assert hopeless.least_bytes is not None
+
+
+def test_policies_that_plan_slowly_are_tried_when_they_are_named(monkeypatch):
+    untried: list[str] = []
+    quick = list(estimation._worth_trying(None, untried))
+    assert set(untried) == set(estimation.SLOW_TO_PLAN) <= set(policies.names())
+    assert set(quick) == set(policies.names()) - set(untried) - {"keep_all"}
+    late: list[str] = []
+    assert list(estimation._worth_trying(["keep_all", "dtr", "chen"], late)) == ["dtr", "chen"] and not late
+    monkeypatch.setattr(estimation, "PLANNING_SECONDS", -1.0)
+    assert list(estimation._worth_trying(None, late)) == [] and set(quick) < set(late)
+    assert list(estimation._worth_trying(["dtr"], [])) == ["dtr"], "who asks for it waits"
+
+
+def test_what_was_not_tried_is_said():
+    pytest.importorskip("torch")
+    rtx = machines.load("rtx4090")
+    found = estimation.estimate("vgg-tiny", rtx, budget_bytes=int(estimation.estimate("vgg-tiny", rtx).kept.peak_bytes * 0.9))
+    assert any("dtr" in note and "--policies all" in note for note in found.notes)

@@ -7,8 +7,9 @@ every storage and op are affine in the batch.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +22,11 @@ Progress = Callable[[str], None]
 FASTEST, SLOWEST = 0.9, 1.6
 # The CUDA context and what libraries take past the allocator, and so past any budget: 767 to 787 MiB in the same result file.
 UNACCOUNTED_BYTES = 780 << 20
-SLOW_TO_PLAN = frozenset({"checkmate"})  # a solver that may take a minute; asked for by name only
+# Two to ninety seconds each for the 2,400 ops of llama-7b on one core, checkmate more; asked for by name only.
+SLOW_TO_PLAN = frozenset({
+    "autotm", "capuchin", "checkmate", "chen", "coop", "dtr", "flashneuron", "pytorch_budget", "superneurons", "swapadvisor",
+})  # fmt: skip
+PLANNING_SECONDS = 10.0  # of the processor: an answer is worth no more waiting, and who wants more can name the policies
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +103,9 @@ def estimate(
     largest = sizes.largest_kept(problem.budget_bytes) if sizes else None
     kept = _way("keep_all", problem, reference.timeline, one, largest, measured=measure)
     planned, least = None, None
+    untried: list[str] = []
     if not fits:
-        tried = [name for name in (names or policies.names()) if name != pipeline.REFERENCE and (names or name not in SLOW_TO_PLAN)]
-        rows = pipeline.compare(problem, tried, on_policy=progress).rows
+        rows = pipeline.compare(problem, _worth_trying(names, untried), on_policy=progress).rows
         feasible = [row for row in rows if row.outcome is Outcome.FITS]
         if feasible:
             best = min(feasible, key=lambda row: row.seconds or 0.0)
@@ -109,6 +114,8 @@ def estimate(
         else:
             least = min((row.least_bytes for row in rows if row.least_bytes), default=None)
     notes = [*one.notes, *(found.notes if found else ())]
+    if untried:
+        notes.append(f"{', '.join(sorted(untried))} take longer to plan and were not tried; --policies all tries everything")
     if sizes is None:
         notes.append("the step has another shape at twice the batch, so the largest batch is not known")
     return Estimate(
@@ -127,6 +134,16 @@ def estimate(
         least_bytes=least,
         notes=tuple(notes),
     )
+
+
+def _worth_trying(names: Sequence[str] | None, untried: list[str]) -> Iterator[str]:
+    """The policies that were asked for, or those that are quick, as long as there is time; the others go to `untried`."""
+    began = time.process_time()
+    for name in names or policies.names():
+        if names is None and (name in SLOW_TO_PLAN or time.process_time() - began > PLANNING_SECONDS):
+            untried.append(name)
+        elif name != pipeline.REFERENCE:
+            yield name
 
 
 def _way(policy: str, problem: Problem, timeline: Timeline, model: pipeline.CapturedModel, largest: int | None, *, measured: bool) -> Way:
