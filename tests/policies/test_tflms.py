@@ -42,7 +42,7 @@ def test_ahead_moves_the_trigger_up_and_gives_up_where_there_is_none():
 def test_sync_waits_for_copies_out_and_fetches_on_demand():
     found = lines(chain(4), threshold=5, ahead=1, groupby=0, sync=3)
     assert found[2:5] == ["copy a0 hbm -> dram", "free a0 hbm join", "compute fwd2"]
-    assert found.index("copy a0 dram -> hbm") == found.index("compute bwd1") - 1
+    assert found.index("copy a0 dram -> hbm") == found.index("compute bwd1") - 2
     assert "free a0 dram" in found  # nobody but bwd1 waits for the way back
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..errors import InfeasibleBudget, UnknownName
-from ..ir import Free, Problem, Schedule
+from ..ir import Problem, Schedule
 from ..units import format_bytes
 from ._gaps import Gap, Swap, build, gap_seconds, gaps
 from ._placement import FITS, place_offline
@@ -157,10 +157,8 @@ class _AutoSwap:
         for block in sorted(chosen, key=lambda block: (block.r, block.gap.storage)):
             wraps, shift = block.gap.wraps, self.ops if block.gap.wraps else 0
             gone = min(block.gone + shift, self.ops) if wraps else block.gone
-            swaps.append(Swap(block.gap.storage, self.tier, block.r + 1 + shift, gone, block.back, join=True, wraps=wraps))
-        schedule = build(self.problem, swaps)
-        steps = (replace(step, join=False) if isinstance(step, Free) and step.tier == self.tier else step for step in schedule.steps)
-        return replace(schedule, steps=tuple(steps))
+            swaps.append(Swap(block.gap.storage, self.tier, block.r + 1 + shift, gone, block.back, join=True, wraps=wraps, join_back=False))
+        return build(self.problem, swaps)
 
     def _outs(self, chosen: list[_Block], load: np.ndarray, limit: int) -> None:
         """One behind the other, in the order in which they become idle; forced to end where the load would be over the limit."""

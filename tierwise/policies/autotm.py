@@ -7,10 +7,10 @@ Rule     each storage takes one path through fast and slow from use to use. min 
          Asynchronous: also beside any op within 15 ops of a use, which lasts at least as long as the moves beside it. On a GPU an op needs
          all it touches in fast memory. Weights are in slow memory between steps, or never.
 Differs  ops are taken together in at most max_nodes runs (synchronous: four times as many), and storages used by the same runs are one up to a
-         hundredth of the budget, so that HiGHS can solve it; 15 ops are then as many runs. Convolution algorithms are not chosen, nor are ops moved ahead of or behind others. An
-         activation that leaves twice is written twice. The loop that lowers limits and solves again where the allocator's holes push a storage
-         over is left to the option defrag. Without a solution in time or within these runs it is synchronous, and without one of that everything
-         idle leaves and the ops wait for it.
+         hundredth of the budget, so that HiGHS can solve it; 15 ops are then as many runs. Convolution algorithms are not chosen, nor are
+         ops moved ahead of or behind others. An activation that leaves twice is written twice. The loop that lowers limits and solves again where
+         the allocator's holes push a storage over is left to the option defrag. Without a solution in time or within these runs it is
+         synchronous, and without one of that everything idle leaves and the ops wait for it.
 """
 
 from __future__ import annotations

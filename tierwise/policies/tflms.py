@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 from ..errors import BadInput, InfeasibleBudget
-from ..ir import Free, Graph, Problem, Schedule
+from ..ir import Graph, Problem, Schedule
 from ..units import format_bytes
 from ._fit import device_peak
 from ._gaps import Swap, build
@@ -137,10 +137,7 @@ class _Rewriter:
         for storage in self.graph.storages:
             if not storage.lasting and storage.nbytes and len(self.graph.writers[storage.id]) == 1:
                 swaps += self._swaps_of(storage.id, settings)
-        schedule = build(self.problem, swaps)
-        # A joined swap would wait for its fetch before the op after, too; here only the reader waits for a fetch.
-        steps = (replace(step, join=False) if isinstance(step, Free) and step.tier == self.tier else step for step in schedule.steps)
-        return replace(schedule, steps=tuple(steps))
+        return build(self.problem, swaps)
 
     def _swaps_of(self, storage: int, settings: _Settings) -> list[Swap]:
         producer = self.graph.writers[storage][0]
@@ -156,7 +153,9 @@ class _Rewriter:
             trigger = None if in_sync else self._trigger(producer, reader, settings.ahead)
             if trigger is None:
                 trigger = max((op for op in self.inputs_of[reader] if op != producer), default=reader - 1)
-            found.append(Swap(storage, self.tier, out_at=use + 1, free_at=gone, in_at=min(reader, max(gone, trigger + 1)), join=out_sync))
+            found.append(
+                Swap(storage, self.tier, out_at=use + 1, free_at=gone, in_at=min(reader, max(gone, trigger + 1)), join=out_sync, join_back=False)
+            )
         return found
 
     def _groups(self, readers: list[int], limit: int) -> dict[int, int]:
