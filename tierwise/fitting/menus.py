@@ -20,6 +20,7 @@ from ..profile.options import is_timed, option_times
 from ..profile.roofline import fused_costs, roofline_costs
 from ..regions import JointGraph, Option, option_saving, options
 from ..regions.compiled import CompiledOption, compile_option
+from ..regions.held import workspace_of
 from ..regions.joint import Look, look_at
 
 MOST_CHOICES = 6
@@ -143,7 +144,14 @@ def estimated_choices(code: RegionCode, region: int, problem: Problem) -> tuple[
         forward_workspace_bytes=max(0, border.forward_workspace() - kept.saved_bytes),
         backward_workspace_bytes=border.backward_workspace(),
     )
-    return tuple(_from_known(choice, most, code) for choice in choices)
+    found = [_from_known(choice, most, code) for choice in choices]
+    if code.joint.compiled:
+        return tuple(found)
+    needs = [workspace_of(code.look, code.options[choice.name]) for choice in found]  # op by op it can be read from the graph
+    return tuple(
+        replace(choice, forward_workspace_bytes=need.forward_bytes, backward_workspace_bytes=need.backward_bytes)
+        for choice, need in zip(found, needs, strict=True)
+    )
 
 
 def _from_known(choice: Choice, known: Choice, code: RegionCode) -> Choice:

@@ -20,7 +20,7 @@ from .torch_compat import CustomPartitionerFn, aot_with_partition, flops_of, ind
 from .tracing import as_one_graph, capture_errors_explained, cause_of
 from .values import GIVEN, JointGraph, JointValue, Kind
 
-__all__ = ["describe", "values_of"]
+__all__ = ["Look", "describe", "look_at", "values_of"]
 
 
 def describe(
@@ -36,7 +36,20 @@ def describe(
 
     A call that needs no gradients has no values. One that is not one graph raises CannotCapture with the reason.
     """
-    look = _Look(compile)
+    return look_at(forward, module, args, kwargs, compile=compile, precision_casts=precision_casts).seen
+
+
+def look_at(
+    forward: Callable[..., Any],
+    module: torch.nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    compile: bool = True,
+    precision_casts: bool = True,
+) -> Look:
+    """`describe`, and the joint graph itself."""
+    look = Look(compile)
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if compile:
@@ -49,7 +62,7 @@ def describe(
         except Exception as error:
             if not isinstance(cause_of(error), _Stopped):
                 raise
-    return look.seen or JointGraph((), compiled=compile, keep=())
+    return look
 
 
 class _Stopped(Exception):
@@ -60,18 +73,22 @@ def _stop(*args: Any, **kwargs: Any) -> Any:
     raise _Stopped
 
 
-class _Look(CustomPartitionerFn):  # type: ignore[misc]
+class Look(CustomPartitionerFn):  # type: ignore[misc]
     """In place of a partitioner: look at the joint graph, then stop the compiler."""
 
     def __init__(self, compiled: bool) -> None:
         self.compiled = compiled
-        self.seen: JointGraph | None = None
+        self.seen = JointGraph((), compiled=compiled, keep=())
+        self.joint: fx.GraphModule | None = None  # prepared to be split
+        self.forward_outputs = 0
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-        prepare(gm, compiled=self.compiled)
+        self.forward_outputs = kwargs["num_fwd_outputs"]
         static = kwargs.get("static_lifetime_input_indices") or ()
-        graph = values_of(gm, forward_outputs=kwargs["num_fwd_outputs"], static_inputs=static, compiled=self.compiled)
-        saved = min_cut_saved(gm, static, kwargs["num_fwd_outputs"]) if self.compiled else graph.named
+        self.joint = gm
+        prepare(gm, compiled=self.compiled)
+        graph = values_of(gm, forward_outputs=self.forward_outputs, static_inputs=static, compiled=self.compiled)
+        saved = min_cut_saved(gm, static, self.forward_outputs) if self.compiled else graph.named
         self.seen = replace(graph, keep=_kept(graph, saved))
         raise _Stopped
 

@@ -13,7 +13,7 @@ from .random_state import draw, read_state
 from .torch_compat import has_flop_formula, is_higher_order
 from .values import JointValue, Kind
 
-__all__ = ["SNAPSHOT", "is_copy_into", "is_random", "kind_of", "why_save"]
+__all__ = ["SNAPSHOT", "is_copy_into", "is_random", "is_view", "kind_of", "why_save"]
 
 SNAPSHOT = "tierwise_snapshot"
 """In a node's meta: it copies an input before forward overwrites it."""
@@ -49,6 +49,13 @@ def is_random(node: fx.Node) -> bool:
     if not isinstance(op, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in op.tags:
         return False
     return not ("attention" in op.__name__ and _argument(node, "dropout_p") == 0.0)
+
+
+def is_view(node: fx.Node) -> bool:
+    """Lies in the bytes of its first source."""
+    if node.target is operator.getitem:
+        return is_view(node.all_input_nodes[0])
+    return isinstance(node.target, torch._ops.OpOverload) and _is_view(node.target)
 
 
 def kind_of(node: fx.Node, before: Mapping[str, JointValue]) -> Kind:
