@@ -124,6 +124,18 @@ def test_latency_is_paid_once_a_copy():
     assert starts(play(problem, steps, {}))[steps.index(Copy(0, "hbm", "dram"))] == (1, 3.5)
 
 
+def test_a_fault_costs_more_the_more_rounds_it_takes():
+    # 10 bytes at 10 a second, and 0.5 s for each 4 bytes or part of them: 1 + 3 * 0.5. The op that faulted waits for all of it.
+    problem = chain(2, on=machine())
+    faulting = tuple(dataclasses.replace(link, fault_seconds=0.5, fault_bytes=4) for link in problem.machine.links)
+    problem = dataclasses.replace(problem, machine=dataclasses.replace(problem.machine, links=faulting), cyclic=False)
+    for fault, seconds in ((False, 1.0), (True, 2.5)):
+        timeline = play(problem, [Copy(0, "dram", "hbm", fault=fault), *map(Compute, range(5))], {0: ("dram",)})
+        assert starts(timeline)[1] == (seconds, seconds + 1)
+    assert problem.machine.link("dram", "hbm").faults_seconds(0) == 0
+    assert dataclasses.replace(problem.machine.links[0], fault_bytes=0).faults_seconds(1000) == 0.5
+
+
 def test_lanes_are_taken_in_turn_and_shared_only_for_their_part():
     # 20 bytes to disk take 10 s on the disk and 2 s on the link out; a second copy over the same link to dram can follow after those 2 s.
     b = GraphBuilder()

@@ -28,10 +28,17 @@ class Link:
     latency_seconds: float = 0.0
     staging_tier: str = ""  # a bounce buffer, held for the whole step by a schedule that uses the link
     staging_bytes: int = 0
+    fault_seconds: float = 0.0  # what serving page faults costs on top, for each `fault_bytes` or part of them
+    fault_bytes: int = 0  # what one round of faults brings; 0: all at once
 
     @property
     def bytes_per_second(self) -> float:
         return min(self.lanes.values())
+
+    def faults_seconds(self, nbytes: int) -> float:
+        """What a copy costs on top if the device faults its way through it."""
+        rounds = -(-nbytes // self.fault_bytes) if self.fault_bytes else 1
+        return self.fault_seconds * rounds
 
 
 @dataclass(frozen=True, slots=True)

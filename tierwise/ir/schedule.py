@@ -30,6 +30,7 @@ class Copy:
     src: str
     dst: str
     iteration: int = 0
+    fault: bool = False  # the next op touched it where it was not, and faults its way through it: Link.fault_seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,5 +32,5 @@ def step_line(graph: Graph, step: Step, *, again: bool = False) -> str:
         return f"{'recompute' if again else 'compute'} {graph.ops[step.op].name}{'' if step.on == 'gpu' else ' on ' + step.on}{before}"
     name = graph.storages[step.storage].name
     if isinstance(step, Copy):
-        return f"copy {name} {step.src} -> {step.dst}{before}"
+        return f"{'fault' if step.fault else 'copy'} {name} {step.src} -> {step.dst}{before}"
     return f"free {name} {step.tier}{' join' if step.join else ''}{before}"

@@ -21,6 +21,7 @@ MATMUL_SIZE = 8192  # on the device; the host's is a sixteenth of it
 UPDATE_PARAMETERS = 1 << 24
 UPDATE_BYTES = 28  # an fp32 AdamW update reads and writes parameter and two moments and reads the gradient
 ASSUMED_DISK_LATENCY_SECONDS = 1e-4
+ASSUMED_FAULT_SECONDS, ASSUMED_FAULT_BYTES = 45e-6, 50 * 4096  # as the G10 artifact has them for an A100
 BOUNCE_BYTES = DISK_REQUEST_BYTES * DISK_REQUESTS_IN_FLIGHT
 Progress = Callable[[str], None]
 
@@ -47,9 +48,20 @@ def probe(directory: Path, progress: Progress = lambda what: None) -> Machine:
     hbm = Tier("hbm", torch.cuda.get_device_properties(0).total_memory)
     links = (
         Link("hbm", "dram", {"out": out.bytes_per_second}, out.latency_seconds),
-        Link("dram", "hbm", {"in": back.bytes_per_second}, back.latency_seconds),
+        Link(
+            "dram", "hbm", {"in": back.bytes_per_second}, back.latency_seconds, fault_seconds=ASSUMED_FAULT_SECONDS, fault_bytes=ASSUMED_FAULT_BYTES
+        ),
         Link("hbm", "nvme", {"out": out.bytes_per_second, "disk write": write}, ASSUMED_DISK_LATENCY_SECONDS, "dram", BOUNCE_BYTES),
-        Link("nvme", "hbm", {"in": back.bytes_per_second, "disk read": read}, ASSUMED_DISK_LATENCY_SECONDS, "dram", BOUNCE_BYTES),
+        Link(
+            "nvme",
+            "hbm",
+            {"in": back.bytes_per_second, "disk read": read},
+            ASSUMED_DISK_LATENCY_SECONDS,
+            "dram",
+            BOUNCE_BYTES,
+            fault_seconds=ASSUMED_FAULT_SECONDS,
+            fault_bytes=ASSUMED_FAULT_BYTES,
+        ),
         to_disk,
         from_disk,
     )
@@ -64,7 +76,7 @@ def _source(what: str) -> str:
 
     return (
         f"measured {time.strftime('%Y-%m-%d')} with torch {torch.__version__} on {what}; disk with {DISK_REQUESTS_IN_FLIGHT} requests of "
-        f"{DISK_REQUEST_BYTES >> 20} MiB in flight, its latency assumed; "
+        f"{DISK_REQUEST_BYTES >> 20} MiB in flight, its latency and page faults assumed; "
         "cpu bandwidth from a fused fp32 AdamW update"
     )
 

@@ -256,8 +256,9 @@ class Clock:
         elif target.busy > start:
             start = target.busy
         end = start
+        overhead = link.latency_seconds + (link.faults_seconds(nbytes) if step.fault else 0.0)
         for lane, rate in link.lanes.items():
-            done = start + link.latency_seconds + nbytes / rate
+            done = start + overhead + nbytes / rate
             self.lanes[lane] = done
             self.spans.append(Span(index, lane, start, done))
             if done > end:
