@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,15 +104,19 @@ class _Blocks:
     """Times of region classes, each made real, run and forgotten."""
 
     def __init__(self, model: CapturedModel, machine: Machine, device: Any, cache: Path, progress: Progress) -> None:
-        from .capture import region_examples
-
         self.model, self.device, self.progress = model, device, progress
         self.remembered = TimingCache(cache)
         self.failed: set[int] = set()
         self.notes: list[str] = []
-        with region_examples(model.made.model, model.made.batch, model.graph, autocast=model.made.autocast) as examples:
-            self.examples = dict(examples)
         self.shares = _shares(model.graph, machine)
+
+    @cached_property
+    def examples(self) -> dict[int, Any]:
+        from .capture import region_examples
+
+        made = self.model.made
+        with region_examples(made.model, made.batch, self.model.graph, autocast=made.autocast) as examples:
+            return dict(examples)
 
     def times(self, regions: list[Region], *, compile: bool) -> dict[int, BlockTimes]:
         found = {}

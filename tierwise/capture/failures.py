@@ -49,4 +49,4 @@ def _describe(batch: Any) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0]
+    return (str(error) or type(error).__name__).strip().splitlines()[0].rstrip(".")
