@@ -13,6 +13,7 @@ TierwiseError
 ├── InfeasibleBudget      no plan of this policy fits; carries the smallest budget it can do, when known
 │   └── RecomputeLimit    ... because recomputation would take longer than it is allowed to
 ├── NotExecutable         a schedule that can be simulated but not be run as calls of regions, with the reason
+├── NotExact              verify=True found that a planned step gives something else than the untouched one
 ├── MissingTier           the machine lacks a tier, link or processor that the policy needs
 ├── OutOfTierMemory       at run time a tier was asked for bytes it does not have
 │   ├── OutOfDeviceMemory ... the device; the runtime's own is a torch.OutOfMemoryError too
@@ -135,3 +136,7 @@ class CorruptBlock(StorageFault):
 
 class NotExecutable(TierwiseError):
     """A schedule that cannot be run as region calls; it can be simulated."""
+
+
+class NotExact(TierwiseError):
+    """A planned step does not give what the untouched one gives."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -79,6 +79,9 @@ class BlockIO:
     def read_into(self, file: PageFile, extent: Extent, take: Move) -> Event:
         """Read, and let `take` have each block; it is called from several threads."""
         return self._start(extent, partial(self._read, file, extent, take, None))
+
+    def when(self, after: Sequence[Event], what: Callable[[], object]) -> None:
+        self._lane.put(what, after=after)
 
     def close(self) -> None:
         """Finish what runs, fail what is queued, return the buffers."""

@@ -20,9 +20,9 @@ from itertools import accumulate, count
 import torch
 
 from ..errors import CopyFault, MissingTier
-from .device import Device, bytes_of
-from .homes import DiskHome, Home, HostHome
-from .host_pool import ALIGNMENT, HostPool
+from .device import Device, Direction, Moment, bytes_of
+from .homes import DiskHome, Home, HostHome, Pool
+from .host_pool import ALIGNMENT
 from .lanes import Event, already
 from .layout import Layout, copyable
 from .nvme import NvmeStore
@@ -39,6 +39,10 @@ class Counts:
     fetched_bytes: int = 0
     fetched_copies: int = 0
     exposed_seconds: float = 0.0  # how long compute stood still for copies
+
+
+Watch = Callable[[Direction, int, int, Moment, Moment], None]
+"""Told of each copy: which way, the parcel's number and bytes, from when, until when."""
 
 
 class _Parcel:
@@ -86,16 +90,22 @@ class _Sent:
 class Copies:
     """The traffic between a device and the tiers below it."""
 
-    def __init__(self, device: Device, pool: HostPool, store: NvmeStore | None = None) -> None:
+    def __init__(self, device: Device, pool: Pool, store: NvmeStore | None = None) -> None:
+        self.watch: Watch | None = None
         self._device = device
         self._homes: dict[str, Callable[[int], Home]] = {"dram": lambda nbytes: HostHome(device, pool, nbytes)}
         if store is not None:
-            self._homes["nvme"] = lambda nbytes: DiskHome(device, store, nbytes)
+            self.use_disk(store)
+        self._closed = False
         self._numbers = count()
         self._sent: dict[int, _Sent] = {}
         self._leaving: dict[int, tuple[Event, torch.Tensor]] = {}  # keeps the device's bytes while they are read
         self._arriving: dict[int, tuple[Event, torch.UntypedStorage]] = {}  # ... and while they are written
         self._counts = Counts()
+
+    def use_disk(self, store: NvmeStore) -> None:
+        """Offer the tier "nvme" too."""
+        self._homes["nvme"] = lambda nbytes: DiskHome(self._device, store, nbytes)
 
     def send(self, tensor: torch.Tensor, *, to: str = "dram") -> Ticket:
         return self.send_all([tensor], to=to)[0]
@@ -113,8 +123,12 @@ class Copies:
         tensors = [tensor.resolve_neg() for tensor in tensors]
         fresh = {id(tensor.untyped_storage()): tensor for tensor in tensors if tensor.numel() and self._found(tensor, to) is None}
         new: dict[int, tuple[_Parcel, int]] = {}
-        for pack in _packs(list(fresh.values())):
-            new |= self._send_pack(pack, to)
+        try:
+            for pack in _packs(list(fresh.values())):
+                new |= self._send_pack(pack, to)
+        except BaseException:
+            self._take_back([parcel for parcel, _ in new.values()])
+            raise
         tickets = []
         for tensor in tensors:
             there = new.get(id(tensor.untyped_storage())) or self._found(tensor, to) or (None, 0)
@@ -140,6 +154,8 @@ class Copies:
     def fetch(self, ticket: Ticket) -> Pending:
         """Allocate on the device and start the copy back. While what arrived lives, other tickets of its storage or pack share it."""
         parcel = ticket.parcel
+        if self._closed:
+            raise CopyFault("what this backward needs was given up when the model was released; call backward before tierwise.release(model)")
         if parcel is None:
             return Pending(ticket.layout, self._device.empty(0).untyped_storage(), 0, already())
         storage = parcel.arrived[0]() if parcel.arrived and not parcel.arrived[1].failed() else None
@@ -148,8 +164,12 @@ class Copies:
             arriving = self._device.empty(parcel.nbytes)
             storage = arriving.untyped_storage()
             # The allocator may hand out bytes that compute issued earlier still uses: the copy comes after that, too.
-            event = parcel.home.read(arriving, (self._device.mark(), parcel.users[0]))
+            after = (self._device.mark(), parcel.users[0])
+            begun = parcel.home.moment(Direction.IN, after) if self.watch else None
+            event = parcel.home.read(arriving, after)
             self._arriving[id(storage)] = event, storage
+            if self.watch and begun:
+                self.watch(Direction.IN, parcel.number, parcel.nbytes, begun, parcel.home.moment(Direction.IN, (event,)))
             parcel.arrived = weakref.ref(storage), event
             parcel.users[1:] = [event]  # reads are in order: the last is the last to end
             self._counts.fetched_bytes += parcel.nbytes
@@ -166,9 +186,27 @@ class Copies:
         """The tensor, for compute that comes after its arrival. A send that failed meanwhile is raised here, once."""
         failed = [number for number, (event, _) in self._leaving.items() if event.failed()]
         _raise_first([_failure(self._leaving.pop(number)[0].wait) for number in failed])
-        self._arriving.pop(id(pending.storage), None)
         self._device.wait(pending.event)
+        self._arriving.pop(id(pending.storage), None)  # not before: whoever is interrupted while waiting leaves a copy in flight
         return pending.layout.on(pending.storage, pending.start_bytes)
+
+    def settle(self) -> None:
+        """Block until nothing moves. For when something went wrong: failures are left for whoever needs what failed."""
+        for event, _ in (*self._leaving.values(), *self._arriving.values()):
+            _failure(event.wait)
+        self._device.synchronize()
+        self._drop_arrived()
+
+    def in_flight(self) -> int:
+        """Copies that are not known to be done."""
+        return sum(not event.done() for event, _ in (*self._leaving.values(), *self._arriving.values()))
+
+    def close(self) -> None:
+        """Finish what moves and take no more: what is still away cannot be fetched any more."""
+        self._closed = True
+        self.settle()
+        self._leaving.clear()
+        self._arriving.clear()
 
     def drain(self) -> None:
         """Block until nothing moves, let go of everything in flight, then raise the first failure."""
@@ -194,14 +232,25 @@ class Copies:
                 return {key: there for tensor in tensors for key, there in self._send_pack([tensor], to).items()}
             _lay_down(sources, source, padding)
         parcel = _Parcel(next(self._numbers), source.numel(), self._homes[to](source.numel()))
-        event = parcel.home.write(source, self._device.mark())
+        ready = self._device.mark()
+        begun = parcel.home.moment(Direction.OUT, (ready,)) if self.watch else None
+        event = parcel.home.write(source, ready)
         parcel.users.append(event)
         self._leaving[parcel.number] = event, source
+        if self.watch and begun:
+            self.watch(Direction.OUT, parcel.number, parcel.nbytes, begun, parcel.home.moment(Direction.OUT, (event,)))
         self._counts.sent_bytes += parcel.nbytes
         self._counts.sent_copies += 1
         for tensor, start in zip(tensors, starts, strict=False):
             self._remember(tensor, to, parcel, start)
         return {id(tensor.untyped_storage()): (parcel, start) for tensor, start in zip(tensors, starts, strict=False)}
+
+    def _take_back(self, parcels: Sequence[_Parcel]) -> None:
+        """Of parcels sent together some could not be: nobody will have tickets of the others."""
+        for parcel in parcels:
+            if (leaving := self._leaving.get(parcel.number)) is not None:
+                _failure(leaving[0].wait)
+                del self._leaving[parcel.number]
 
     def _remember(self, tensor: torch.Tensor, to: str, parcel: _Parcel, start: int) -> None:
         storage, known = tensor.untyped_storage(), self._sent
@@ -252,7 +301,7 @@ def _version(tensor: torch.Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def _failure(wait: Callable[[], None]) -> Exception | None:
+def _failure(wait: Callable[[], object]) -> Exception | None:
     try:
         wait()
     except Exception as error:

@@ -11,8 +11,10 @@ import enum
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -32,6 +34,23 @@ class MemoryUse:
     reserved_bytes: int  # what a budget caps: allocated and what the allocator keeps for later
     peak_allocated_bytes: int
     peak_reserved_bytes: int
+
+
+@dataclass(slots=True)
+class Moment:
+    """A point in time of compute or of a copy lane. It is known once everything issued before it has run."""
+
+    host_seconds: float = float("nan")
+    event: torch.cuda.Event | None = None
+
+    def now(self) -> None:
+        self.host_seconds = time.perf_counter()
+
+    def since(self, start: Moment) -> float:
+        """Seconds from `start`, a moment that knows both clocks."""
+        if self.event is not None and start.event is not None:
+            return float(start.event.elapsed_time(self.event)) / 1e3
+        return self.host_seconds - start.host_seconds
 
 
 class Device(ABC):
@@ -77,6 +96,38 @@ class Device(ABC):
 
     @abstractmethod
     def reset_peak(self) -> None: ...
+
+    @abstractmethod
+    def out_of_memory_count(self) -> int:
+        """How often an allocation was refused so far."""
+
+    @abstractmethod
+    def moment(self, direction: Direction | None = None, *, after: Sequence[Event] = ()) -> Moment:
+        """This point of compute, or of a lane when `after` has happened, for measurements."""
+
+    @abstractmethod
+    def random_state(self) -> Any:
+        """What the device's generator draws next depends on this alone."""
+
+    @abstractmethod
+    def set_random_state(self, state: Any) -> None: ...
+
+    def start(self) -> Moment:
+        """A moment that other moments can be counted from, when nothing runs."""
+        self.synchronize()
+        found = self.moment()
+        found.now()
+        return found
+
+    def accounting(self) -> AbstractContextManager[object]:
+        """Within it, what compute allocates counts as the device's. Of a card it does anyway."""
+        return contextlib.nullcontext()
+
+    def account_backward(self, outputs: Iterable[torch.Tensor]) -> None:  # noqa: B027
+        """The same for the backward of these tensors."""
+
+    def adopt(self, tensor: torch.Tensor) -> None:  # noqa: B027
+        """Count a tensor made outside of `accounting` as the device's."""
 
     @abstractmethod
     def cap(self, nbytes: int | None) -> None:
@@ -130,6 +181,8 @@ class CudaDevice(Device):
         self._streams = {direction: torch.cuda.Stream(self.torch_device) for direction in Direction}
         self._stalls: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
         self._exposed_seconds = 0.0
+        torch.cuda.init()
+        self._generator = torch.cuda.default_generators[index]
 
     def empty(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.torch_device)
@@ -187,6 +240,24 @@ class CudaDevice(Device):
 
     def reset_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.torch_device)
+
+    def out_of_memory_count(self) -> int:
+        return int(torch.cuda.memory_stats_as_nested_dict(self.torch_device).get("num_ooms", 0))
+
+    def moment(self, direction: Direction | None = None, *, after: Sequence[Event] = ()) -> Moment:
+        stream = torch.cuda.current_stream(self.torch_device) if direction is None else self._streams[direction]
+        for event in after:
+            _come_after(stream, event)
+        found = Moment(event=torch.cuda.Event(enable_timing=True))
+        assert found.event is not None
+        found.event.record(stream)
+        return found
+
+    def random_state(self) -> int:
+        return int(self._generator.get_offset())  # the seed stays, and this is no copy
+
+    def set_random_state(self, state: int) -> None:
+        self._generator.set_offset(state)
 
     def cap(self, nbytes: int | None) -> None:
         # Half a byte more, because torch multiplies the fraction out again and cuts off.

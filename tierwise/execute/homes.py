@@ -7,10 +7,16 @@ from typing import Protocol
 
 import torch
 
-from .device import Device, Direction
-from .host_pool import HostPool
+from .device import Device, Direction, Moment
+from .host_pool import Block, HostPool
 from .lanes import Event
 from .nvme import NvmeStore
+
+
+class Pool(Protocol):
+    """Host memory: one slab, or several."""
+
+    def place(self, nbytes: int) -> tuple[HostPool, Block]: ...
 
 
 class Home(Protocol):
@@ -20,14 +26,17 @@ class Home(Protocol):
 
     def read(self, destination: torch.Tensor, after: Sequence[Event]) -> Event: ...
 
+    def moment(self, direction: Direction, after: Sequence[Event]) -> Moment: ...
+
     def free(self, users: Sequence[Event]) -> None: ...
 
 
 class HostHome:
     """A block of the host pool. Copies are cut where the pool says, each piece after the one before, so the last stands for all."""
 
-    def __init__(self, device: Device, pool: HostPool, nbytes: int) -> None:
-        self._device, self._pool, self._block = device, pool, pool.allocate(nbytes)
+    def __init__(self, device: Device, pool: Pool, nbytes: int) -> None:
+        self._device = device
+        self._pool, self._block = pool.place(nbytes)
 
     def write(self, source: torch.Tensor, ready: Event) -> Event:
         event, host = ready, self._block.bytes
@@ -41,6 +50,9 @@ class HostHome:
             event = self._device.copy(Direction.IN, destination[piece], host[piece], after=after)
             after = (event,)
         return event
+
+    def moment(self, direction: Direction, after: Sequence[Event]) -> Moment:
+        return self._device.moment(direction, after=after)
 
     def free(self, users: Sequence[Event]) -> None:
         self._pool.free(self._block, users)
@@ -63,6 +75,11 @@ class DiskHome:
             self._device.copy(Direction.IN, destination[part], buffer, after=after).wait()
 
         return self._store.read_into(self._extent, drain)
+
+    def moment(self, direction: Direction, after: Sequence[Event]) -> Moment:
+        found = Moment()
+        self._store.when(after, found.now)
+        return found
 
     def free(self, users: Sequence[Event]) -> None:
         self._store.free(self._extent)

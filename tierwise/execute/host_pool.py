@@ -110,6 +110,10 @@ class HostPool:
             f"the largest piece {format_bytes(largest)}; allow more with host="
         )
 
+    def place(self, nbytes: int) -> tuple[HostPool, Block]:
+        """A block, and who to give it back to."""
+        return self, self.allocate(nbytes)
+
     def free(self, block: Block, after: Sequence[Event] = ()) -> None:
         """Take a block back; `after` are the events until which its bytes are still in use. Safe in a finalizer: it only leaves a note."""
         if self._slab is not None:

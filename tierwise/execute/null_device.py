@@ -12,7 +12,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -21,14 +22,19 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import CopyFault, OutOfDeviceMemory
 from ..units import format_bytes
-from .device import Device, Direction, MemoryUse, bytes_of
+from .device import Device, Direction, MemoryUse, Moment, bytes_of
 from .lanes import Event, Lane, Signal, already
+from .torch_compat import within_backward
 
 POISON = 0xFF  # a NaN in every floating-point format
 
 
 class NullOutOfMemory(OutOfDeviceMemory, torch.OutOfMemoryError):
     """What a card's allocator would raise, for the null device."""
+
+    def __init__(self, message: str, requested_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.requested_bytes = requested_bytes
 
 
 class NullDevice(Device):
@@ -81,11 +87,34 @@ class NullDevice(Device):
         """A context in which every op's outputs are this device's memory."""
         return _Observed(self)
 
+    def accounting(self) -> AbstractContextManager[object]:
+        return self.observe()
+
+    def account_backward(self, outputs: Iterable[torch.Tensor]) -> None:
+        within_backward(outputs, self.observe)
+
+    def out_of_memory_count(self) -> int:
+        return self._accounts.refusals
+
+    def random_state(self) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_random_state(self, state: torch.Tensor) -> None:
+        torch.set_rng_state(state)
+
     def exempt(self, host: torch.Tensor) -> None:
         self._accounts.exempt(host.untyped_storage())
 
     def mark(self) -> Event:
         return already()  # compute is this thread: what was issued is done
+
+    def moment(self, direction: Direction | None = None, *, after: Sequence[Event] = ()) -> Moment:
+        found = Moment()
+        if direction is None:
+            found.host_seconds = time.perf_counter()
+        else:
+            self._lanes[direction].put(found.now, after=after)
+        return found
 
     def copy(self, direction: Direction, destination: torch.Tensor, source: torch.Tensor, *, after: Sequence[Event] = ()) -> Signal:
         outwards = direction is Direction.OUT
@@ -164,6 +193,7 @@ class _Accounts:
         self._died: deque[int] = deque()
         self._exempt: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self._live_bytes = self._peak_bytes = 0
+        self.refusals = 0
 
     def require(self, nbytes: int) -> None:
         """Raise unless so many bytes more fit."""
@@ -192,7 +222,11 @@ class _Accounts:
             return id(storage) in self._counted
 
     def exempt(self, storage: torch.UntypedStorage) -> None:
-        self._exempt.add(storage)
+        with self._lock:
+            self._settle()
+            self._exempt.add(storage)
+            self._watched.pop(id(storage), None)
+            self._live_bytes -= self._counted.pop(id(storage), 0)
 
     def totals(self) -> tuple[int, int]:
         with self._lock:
@@ -212,9 +246,11 @@ class _Accounts:
 
     def _require(self, nbytes: int) -> None:
         if nbytes > 0 and self._live_bytes + nbytes > self.cap_bytes:
+            self.refusals += 1
             raise NullOutOfMemory(
                 f"the device was asked for {format_bytes(nbytes)} with {format_bytes(self._live_bytes)} in use of "
-                f"{format_bytes(self.cap_bytes)}; free something first or raise the budget"
+                f"{format_bytes(self.cap_bytes)}; free something first or raise the budget",
+                nbytes,
             )
 
 
@@ -222,6 +258,11 @@ class _Observed(TorchDispatchMode):
     def __init__(self, device: NullDevice) -> None:
         super().__init__()
         self._device = device
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Graphs are captured without it and run, op by op, within it."""
+        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = func(*args, **(kwargs or {}))

@@ -11,6 +11,7 @@ import shutil
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -98,6 +99,10 @@ class NvmeStore:
     def read_into(self, extent: Extent, take: Move) -> Event:
         """Read, and let `take` have each block; it is called from several threads."""
         return self._io.read_into(self._file, extent, take)
+
+    def when(self, after: Sequence[Event], what: Callable[[], object]) -> None:
+        """Call something on a thread of the store when events have happened."""
+        self._io.when(after, what)
 
     def publish(self, name: str, nbytes: int) -> Publisher:
         """Write a state of at most `nbytes` that outlives the process: `with store.publish(...) as state: state.write(key, view)`."""

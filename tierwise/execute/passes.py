@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
+from ..errors import OutOfHostMemory, StorageFull
 from ..ir import INPUTS, CallPlan
 from .copies import Copies, Pending, Ticket
 from .layout import copyable
+from .recording import Recording
 
 MAX_AHEAD = 16  # calls of regions that a copy back may start before its own
 MIN_SENT_BYTES = 1 << 12  # seeds and the like stay: they cost a copy and give back nothing
@@ -33,6 +35,15 @@ class RegionPlan:
     forward: Callable[..., Any]  # forward(module, *args, **kwargs)
     call: CallPlan
     saved: tuple[str, ...] = ()  # names of the values it saves, in the order it saves them, without inputs, parameters and results
+    id: int = -1  # of the region call in the plan's graph
+
+
+class Trouble:
+    """What a pass tells of when the device or a tier below it is full: it can make room, and it says so."""
+
+    def make_room(self, where: str, error: torch.OutOfMemoryError) -> None: ...
+
+    def say(self, sentence: str) -> None: ...
 
 
 class Saved:
@@ -49,39 +60,57 @@ class Saved:
 class RegionRun:
     """One call of a region in one pass."""
 
-    def __init__(self, in_pass: Pass, place: int, plan: RegionPlan | None) -> None:
-        self.place, self.plan = place, plan
+    def __init__(self, in_pass: Pass, module: str, place: int, plan: RegionPlan) -> None:
+        self.module, self.place, self.plan = module, place, plan
         self._pass = in_pass
         self._saved: list[weakref.ref[Saved]] = []  # weak: what backward is done with is gone
-        self._is_turned = False
+        self.is_turned = False
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        if self.plan is None or not self.plan.call.sent:
+        if not self.plan.call.sent:
             return tensor
         saved = Saved(tensor)
         self._saved.append(weakref.ref(saved))
         return saved
 
     def unpack(self, saved: Any) -> torch.Tensor:
-        if not self._is_turned:
-            self._is_turned = True
+        try:
+            return self._unpacked(saved)
+        except BaseException:
+            self._pass.copies.settle()  # an interrupted backward frees what copies may still be writing to
+            raise
+
+    def _unpacked(self, saved: Any) -> torch.Tensor:
+        if not self.is_turned:
+            self.is_turned = True
             self._pass.turned(self)
         if isinstance(saved, torch.Tensor):
             return saved
         if saved.tensor is not None:
             return saved.tensor  # type: ignore[no-any-return]
-        pending, saved.pending = saved.pending or self._pass.copies.fetch(saved.ticket), None
+        pending, saved.pending = saved.pending or self._pass.fetched(saved.ticket, self.module), None
         return self._pass.copies.wait(pending)
 
-    def send(self, module: torch.nn.Module, inputs: Any, outputs: Any) -> list[Ticket]:
+    def forget(self) -> None:
+        """The call failed: what it saved is nobody's."""
+        self._saved.clear()
+
+    def send(self, inputs: Any, outputs: Any, recording: Recording | None) -> list[Ticket]:
         """Start the way out of what the plan names."""
         waiting = [saved for reference in self._saved if (saved := reference()) is not None]
-        if not waiting or self.plan is None:
+        if not waiting:
             return []
-        chosen = list(self._chosen(self.plan, waiting, module, inputs, outputs))
-        tickets = self._pass.copies.send_all([saved.tensor for saved in chosen if saved.tensor is not None], to=self.plan.call.tier)
-        for saved, ticket in zip(chosen, tickets, strict=True):
+        chosen = [(name, saved) for name, saved in self._chosen(waiting, inputs, outputs) if saved.tensor is not None]
+        tensors = [saved.tensor for _, saved in chosen if saved.tensor is not None]
+        try:
+            tickets = self._pass.copies.send_all(tensors, to=self.plan.call.tier)
+        except (OutOfHostMemory, StorageFull) as error:  # before anything was written
+            self._pass.trouble.say(f"what {self.module} was to send away stays on the device, which may then exceed the budget: {error}")
+            return []
+        for (name, saved), tensor, ticket in zip(chosen, tensors, tickets, strict=True):
             saved.ticket, saved.tensor = ticket, None
+            if recording is not None and ticket.parcel is not None:
+                recording.was_sent(self.plan.id, name, tensor.untyped_storage().nbytes(), ticket.parcel.number)
         return tickets
 
     def fetch(self) -> None:
@@ -91,69 +120,115 @@ class RegionRun:
             if saved is not None and saved.ticket is not None and saved.pending is None:
                 saved.pending = self._pass.copies.fetch(saved.ticket)
 
-    def _chosen(self, plan: RegionPlan, waiting: Sequence[Saved], module: torch.nn.Module, inputs: Any, outputs: Any) -> Sequence[Saved]:
-        lasting = {id(tensor.untyped_storage()) for tensor in (*module.parameters(), *module.buffers())}
+    def _chosen(self, waiting: Sequence[Saved], inputs: Any, outputs: Any) -> Iterator[tuple[str, Saved]]:
+        """What the plan sends, by name. Parameters stay, and so do results: they are the next call's input."""
+        plan, lasting = self.plan, self._pass.lasting
         given, results = _storages(inputs), _storages(outputs)
         activations = _storages(inputs, only_trained=True)  # positions, masks and tables are shared by all layers
         own: list[Saved] = []
-        chosen: list[Saved] = []
         for saved in waiting:
             tensor = saved.tensor
-            if tensor is None or not copyable(tensor):
+            if tensor is None or not copyable(tensor) or id(tensor.untyped_storage()) in lasting:
                 continue
             storage = id(tensor.untyped_storage())
-            if storage in lasting:
-                continue
             if storage in given:
-                if INPUTS in plan.call.sent and storage in activations:
-                    chosen.append(saved)
+                if INPUTS in plan.call.sent and storage in activations and _is_worth_it(tensor):
+                    yield INPUTS, saved
             elif storage not in results:
                 own.append(saved)
         names: Sequence[str] = plan.saved
         if len(names) != len(own):  # an eager call, or a compiler that saves in its own way: everything goes, or nothing
             names = ["*"] * len(own)
         everything = set(plan.call.sent) >= set(plan.saved)
-        chosen += [saved for saved, name in zip(own, names, strict=True) if name in plan.call.sent or everything]
-        return [saved for saved in chosen if saved.tensor is not None and saved.tensor.untyped_storage().nbytes() >= MIN_SENT_BYTES]
+        for saved, name in zip(own, names, strict=True):
+            if (name in plan.call.sent or everything) and saved.tensor is not None and _is_worth_it(saved.tensor):
+                yield name, saved
 
 
 class Pass:
     """One forward of the model, from the call of the root to its return, and whatever backward comes of it."""
 
-    def __init__(self, copies: Copies, plans: Mapping[tuple[str, int], RegionPlan]) -> None:
-        self.copies = copies
+    def __init__(
+        self,
+        copies: Copies,
+        plans: Mapping[tuple[str, int], RegionPlan],
+        trouble: Trouble,
+        *,
+        lasting: Collection[int] = frozenset(),
+        recording: Recording | None = None,
+    ) -> None:
+        self.copies, self.trouble, self.recording = copies, trouble, recording
+        self.lasting = lasting  # storages that stay whatever becomes of the step, by id
         self._plans = plans
         self._runs: list[weakref.ref[RegionRun]] = []  # autograd's nodes hold them
         self._times: dict[str, int] = {}
         self._leaving: deque[tuple[int, list[Ticket]]] = deque()  # (place after whose forward they are let go, tickets)
+        self._turned = 0
 
-    def enter(self, module: str) -> RegionRun:
-        """The next call of a region; its plan is None where the plan knows nothing of it."""
+    @property
+    def waits_for_backward(self) -> bool:
+        return any(run() is not None for run in self._runs)
+
+    @property
+    def was_cut_short(self) -> bool:
+        """A backward began and did not come to its end."""
+        return 0 < self._turned < len(self._runs)
+
+    def enter(self, module: str) -> RegionRun | None:
+        """The next call of a region; None where the plan knows nothing of it."""
         times = self._times[module] = self._times.get(module, 0) + 1
-        run = RegionRun(self, len(self._runs), self._plans.get((module, times - 1)))
+        plan = self._plans.get((module, times - 1))
+        if plan is None:
+            return None
+        run = RegionRun(self, module, len(self._runs), plan)
         self._runs.append(weakref.ref(run))
         return run
 
-    def leave(self, run: RegionRun, module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
-        tickets = run.send(module, inputs, outputs)
-        if tickets and run.plan is not None:
+    def leave(self, run: RegionRun, inputs: Any, outputs: Any) -> None:
+        tickets = run.send(inputs, outputs, self.recording)
+        if tickets:
             self._leaving.append((run.place + run.plan.call.release, tickets))
         while self._leaving and (self._leaving[0][0] <= run.place or run.place + 1 >= len(self._plans)):
             self.copies.release_sent(self._leaving.popleft()[1])
 
     def over(self) -> None:
-        """The forward has returned, or has failed: nothing that left is still held here."""
-        while self._leaving:
-            self.copies.release_sent(self._leaving.popleft()[1])
+        """The forward has returned: nothing that left is still held here."""
+        tickets = [ticket for _, group in self._leaving for ticket in group]
+        self._leaving.clear()
+        self.copies.release_sent(tickets)
+
+    def abandon(self) -> None:
+        """The forward has failed: let go once nothing moves any more."""
+        self.copies.settle()
+        try:
+            self.over()
+        except Exception as error:  # a copy that failed too; the failure of the forward is what the user hears
+            self.trouble.say(f"a copy failed as well: {error}")
 
     def turned(self, run: RegionRun) -> None:
         """The backward of a call begins: start the way back of those that count on it."""
+        self._turned += 1
         for place in range(run.place - 1, max(-1, run.place - 1 - MAX_AHEAD), -1):
             other = self._runs[place]()
-            if other is not None and other.plan is not None and place + other.plan.call.fetch >= run.place:
-                other.fetch()
+            if other is not None and place + other.plan.call.fetch >= run.place:
+                try:
+                    other.fetch()
+                except torch.OutOfMemoryError as error:
+                    self.trouble.make_room(f"the way back of what {other.module} saved", error)
+                    return  # it is fetched when it is asked for
+
+    def fetched(self, ticket: Ticket, module: str) -> Pending:
+        try:
+            return self.copies.fetch(ticket)
+        except torch.OutOfMemoryError as error:
+            self.trouble.make_room(f"the backward of {module}", error)
+        return self.copies.fetch(ticket)
 
 
 def _storages(value: Any, *, only_trained: bool = False) -> set[int]:
     tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
     return {id(tensor.untyped_storage()) for tensor in tensors if tensor.requires_grad or not only_trained}
+
+
+def _is_worth_it(tensor: torch.Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() >= MIN_SENT_BYTES

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
 
-from ..errors import BadInput, CannotCapture
+from ..errors import BadInput, CannotCapture, OutOfDeviceMemory
+from ..units import format_bytes
 from .copies import Copies
 from .device import Device
-from .passes import Pass, RegionPlan, RegionRun
+from .passes import Pass, RegionPlan, RegionRun, Trouble
+from .recording import Recording
+from .torch_compat import others_hold_saved_tensors
 
 _log = logging.getLogger("tierwise")
 
@@ -42,107 +47,202 @@ class Events:
                 listener(sentence)
 
 
-class Session:
+class Runner(Protocol):
+    """How the regions of one pass run."""
+
+    def run(self, region: RegionForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+
+    def over(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """The device was full although the plan fits."""
+
+    where: str
+    needed_bytes: int  # what was allocated then, and what was asked for
+
+
+class DeviceFull(OutOfDeviceMemory, torch.OutOfMemoryError):
+    """The device is full where a call cannot be repeated; whoever catches torch's own error catches this too."""
+
+
+class Session(Trouble):
     """`before_pass(args, kwargs)` is asked for the plans of each pass; it may plan then, or change what earlier passes ran by."""
 
     def __init__(self, model: nn.Module, device: Device, before_pass: Callable[[tuple[Any, ...], dict[str, Any]], Plans | None]) -> None:
         self.model, self.device = model, device
-        self.copies: Copies | None = None  # made when a plan sends something
+        self.owner: Any = None  # whoever made the session; `session_of(model)` leads to it
+        self.copies: Copies | None = None
         self.events = Events()
         self.passes = 0
         self.retries = 0
+        self.shortages: list[Shortage] = []  # since somebody last looked
+        self.last: Pass | None = None
+        self.recording: Recording | None = None  # of the next pass, then of that one
         self._before_pass = before_pass
-        self._current: Pass | None = None
+        self._current: Runner | None = None
         self._installed: dict[str, nn.Module] = {}
-        self._root = _RootForward(self, model)
-
-    @property
-    def current(self) -> Pass | None:
-        return self._current
+        self._root = RootForward(self, model)
 
     def install_root(self) -> None:
         _refuse_own_forward(self.model, "the model")
         self.model.__dict__["forward"] = self._root
-        self.model.__dict__["__deepcopy__"] = _refuse_copy
+        self.model.__dict__["__getstate__"] = _refuse_copy  # deepcopy, copy and pickle all ask for it
 
     def install(self, modules: Mapping[str, nn.Module]) -> None:
         """Let these submodules run through the session; the others as they are."""
         for name, module in modules.items():
             if name not in self._installed:
-                module.__dict__["forward"] = _RegionForward(self, module, name)
+                module.__dict__["forward"] = RegionForward(self, module, name)
                 self._installed[name] = module
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
         """The model as it was, for as long as it is looked at or copied."""
-        mine = [(module, dict(module.__dict__)) for module in (self.model, *self._installed.values())]
-        for module, _ in mine:
-            module.__dict__.pop("forward", None)
-            module.__dict__.pop("__deepcopy__", None)
+        ours = [(module, name, module.__dict__.pop(name)) for module, name in self._attributes()]
         try:
             yield
         finally:
-            for module, before in mine:
-                module.__dict__.update({name: before[name] for name in ("forward", "__deepcopy__") if name in before})
+            for module, name, value in ours:
+                module.__dict__[name] = value
 
     def close(self) -> None:
-        """Give the model back as it was and let go of everything held for it."""
-        for module in (self.model, *self._installed.values()):
-            if isinstance(module.__dict__.get("forward"), (_RootForward, _RegionForward)):
-                del module.__dict__["forward"]
-        self.model.__dict__.pop("__deepcopy__", None)
+        """Give the model back as it was."""
+        for module, name in self._attributes():
+            del module.__dict__[name]
         self._installed.clear()
-        if self.copies is not None:
-            copies, self.copies = self.copies, None
-            copies.drain()
+        self.copies = self.last = self.recording = None
+
+    def _attributes(self) -> list[tuple[nn.Module, str]]:
+        """What is ours in the modules."""
+        found = [(module, "forward") for module in (self.model, *self._installed.values()) if isinstance(module.__dict__.get("forward"), _Forward)]
+        return found + [(self.model, "__getstate__")] * (self.model.__dict__.get("__getstate__") is _refuse_copy)
 
     # -- a pass ---------------------------------------------------------------------------------------------------------------------
 
-    def run_root(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_root(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._current is not None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return forward(*args, **kwargs)
+            return self._root.plain(self.model, *args, **kwargs)
         plans = self._before_pass(args, kwargs)
         if plans is None or self.copies is None:
-            return forward(*args, **kwargs)
-        self._current = Pass(self.copies, plans)
+            return self._root.plain(self.model, *args, **kwargs)
         self.passes += 1
-        try:
-            return forward(*args, **kwargs)
-        finally:
-            over, self._current = self._current, None
-            over.over()
+        return self.run_pass(PlannedPass(self, plans), args, kwargs)
 
-    def run_region(self, region: _RegionForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        current = self._current
-        if current is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return region.plain(region.module, *args, **kwargs)
-        run = current.enter(region.name)
+    def run_pass(self, runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One forward of the model in which regions run as `runner` has them run."""
+        self._current = runner
         try:
-            out = self._attempt(region, run, args, kwargs)
-        except torch.OutOfMemoryError as error:
-            self.make_room(region.name, error)
-            out = self._attempt(region, run, args, kwargs)
-        current.leave(run, region.module, (args, kwargs), out)
+            with self.device.accounting():
+                out = self._root.plain(self.model, *args, **kwargs)
+        except BaseException as error:
+            runner.abandon()
+            if isinstance(error, torch.OutOfMemoryError) and not isinstance(error, DeviceFull):
+                self._give_up(error)
+            raise
+        finally:
+            self._current = None
+        runner.over()
+        self.device.account_backward(leaf for leaf in tree_leaves(_opened(out)) if isinstance(leaf, torch.Tensor))
         return out
 
-    def _attempt(self, region: _RegionForward, run: RegionRun, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        forward = region.plain if run.plan is None else run.plan.forward
-        with saved_tensors_hooks(run.pack, run.unpack):
-            try:
-                return forward(region.module, *args, **kwargs)
-            except CannotCapture as error:
-                self.events.say(f"{region.name} runs as it is, without a choice of what it saves: {error.reason}")
-                return region.plain(region.module, *args, **kwargs)
+    def run_region(self, region: RegionForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._current is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return region.plain(region.module, *args, **kwargs)
+        if others_hold_saved_tensors():
+            self.say(f"{region.name} is called within torch.utils.checkpoint or other hooks on saved tensors, so it runs as it is, not as planned")
+            return region.plain(region.module, *args, **kwargs)
+        return self._current.run(region, args, kwargs)
 
-    def make_room(self, where: str, error: BaseException) -> None:
+    # -- trouble --------------------------------------------------------------------------------------------------------------------
+
+    def say(self, sentence: str) -> None:
+        self.events.say(sentence)
+
+    def make_room(self, where: str, error: torch.OutOfMemoryError) -> None:
         """The device is full in spite of the plan: free what can be freed."""
         self.retries += 1
-        self.events.say(f"the device ran out of memory in {where} although the plan fits; what could be freed was freed, and the call runs again")
-        del error
+        self.shortages.append(Shortage(where, self.device.memory().allocated_bytes + requested_bytes(error)))
+        self.say(f"the device ran out of memory in {where} although the plan fits: what could be freed was freed, it runs again, and the next "
+                 "step is planned with less")  # fmt: skip
         if self.copies is not None:
             self.copies.release_sent()
         if self.device.torch_device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _give_up(self, error: torch.OutOfMemoryError) -> NoReturn:
+        """Where nothing can be repeated: one error that says what to do."""
+        held = self.device.memory().allocated_bytes
+        self.shortages.append(Shortage("the forward", held + requested_bytes(error)))
+        raise DeviceFull(
+            f"the device ran out of memory in the forward although the plan fits ({format_bytes(held)} were allocated; {error}); the next step is "
+            "planned with less, so it can be tried again; if that fails too, use a smaller batch or a lower budget="
+        ) from error
+
+
+class PlannedPass(Pass):
+    """Regions run as planned; one that finds the device full runs a second time after what can be freed was freed."""
+
+    def __init__(self, session: Session, plans: Plans) -> None:
+        assert session.copies is not None
+        lasting = {id(tensor.untyped_storage()) for tensor in (*session.model.parameters(), *session.model.buffers())}
+        super().__init__(session.copies, plans, session, lasting=lasting, recording=session.recording)
+        self._session = session
+        session.last = self
+
+    def run(self, region: RegionForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        run = self.enter(region.name)
+        if run is None:
+            return region.plain(region.module, *args, **kwargs)
+        if self.recording is not None:
+            self.recording.forward(run.plan.id)
+        device = self._session.device
+        before = _State(region, device)
+        try:
+            out = self._attempt(region, run, args, kwargs)
+        except torch.OutOfMemoryError as error:
+            if not before.can_be_restored():
+                raise
+            run.forget()
+            self._session.make_room(region.name, error)
+            error.__traceback__ = None  # its frames keep what the first attempt had made
+            out = None
+        if out is None:
+            before.restore()
+            out = self._attempt(region, run, args, kwargs)
+        self.leave(run, (args, kwargs), out)
+        if self.recording is not None:
+            self.recording.forward(run.plan.id)
+            self.recording.watch_backward(run.plan.id, _tensors(out), _tensors((args, kwargs)))
+        return out
+
+    def _attempt(self, region: RegionForward, run: RegionRun, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with saved_tensors_hooks(run.pack, run.unpack):
+            try:
+                return run.plan.forward(region.module, *args, **kwargs)
+            except CannotCapture as error:
+                self._session.say(f"{region.name} runs as it is, without a choice of what it saves: {error.reason}")
+                run.forget()
+                return region.plain(region.module, *args, **kwargs)
+
+
+class _State:
+    """What a region call changes besides making its result: the random state, and buffers, which cannot be put back."""
+
+    def __init__(self, region: RegionForward, device: Device) -> None:
+        self._buffers = region.buffers
+        self._versions = [buffer._version for buffer in region.buffers]
+        self._device = device
+        self._random = device.random_state()
+
+    def can_be_restored(self) -> bool:
+        return self._versions == [buffer._version for buffer in self._buffers]
+
+    def restore(self) -> None:
+        self._device.set_random_state(self._random)
 
 
 class _Forward:
@@ -153,30 +253,53 @@ class _Forward:
         self.plain = type(module).forward
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        _refuse_copy(memo)
+        _refuse_copy()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        _refuse_copy(None)
+        _refuse_copy()
 
 
-class _RegionForward(_Forward):
+class RegionForward(_Forward):
     def __init__(self, session: Session, module: nn.Module, name: str) -> None:
         super().__init__(session, module)
         self.name = name
+        self.buffers = tuple(module.buffers())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.session.run_region(self, args, kwargs)
 
 
-class _RootForward(_Forward):
+class RootForward(_Forward):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            return self.plain(self.module, *args, **kwargs)
-
-        return self.session.run_root(forward, args, kwargs)
+        return self.session.run_root(args, kwargs)
 
 
-def _refuse_copy(memo: Any) -> NoReturn:
+def session_of(model: nn.Module) -> Session | None:
+    """The session the model runs in."""
+    forward = model.__dict__.get("forward")
+    return forward.session if isinstance(forward, RootForward) else None
+
+
+def requested_bytes(error: BaseException) -> int:
+    """What was asked for when memory ran out, as far as the error says it."""
+    own = getattr(error, "requested_bytes", None)
+    if own is not None:
+        return int(own)
+    found = re.search(r"Tried to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)", str(error))
+    units = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+    return int(float(found[1]) * units[found[2]]) if found else 0
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(_opened(value)) if isinstance(leaf, torch.Tensor)]
+
+
+def _opened(value: Any) -> Any:
+    """Mappings that are no dicts, such as the outputs of Hugging Face models, as dicts."""
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _refuse_copy() -> NoReturn:
     raise BadInput(
         "a model under tierwise.fit cannot be copied or pickled whole: the copy would share its plan and its memory; "
         "save model.state_dict(), or call tierwise.release(model) first and fit the copy"

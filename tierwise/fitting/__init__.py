@@ -9,7 +9,6 @@ tierwise.release(model)
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,16 +17,16 @@ from torch import nn
 
 from ..errors import BadInput
 from ..execute.device import Device
+from ..execute.session import session_of
 from ..ir import Machine
 from ..units import parse_bytes, parse_store
 from .fitted import Fitted, Settings, log_level_from_environment
 from .here import device_of, machine_of
 from .plan import Plan
 
-__all__ = ["Plan", "fit", "fitted_of", "plan_of", "release"]
+__all__ = ["Plan", "fit", "fitted_of", "plan_of", "release", "stats"]
 
 MARGIN_BYTES = 1 << 30  # of a whole card: its context and what libraries take past the allocator
-_fitted: weakref.WeakKeyDictionary[nn.Module, Fitted] = weakref.WeakKeyDictionary()
 
 
 def fit(
@@ -40,6 +39,7 @@ def fit(
     nvme: str | None = None,
     policy: str = "auto",
     compile: bool | None = None,
+    verify: bool = False,
     example: Any = None,
     device: Device | None = None,
     machine: Machine | None = None,
@@ -52,12 +52,13 @@ def fit(
     nvme      "DIR:200GiB": a directory for scratch files and how much of it may be used
     policy    "auto", or "keep_all" to change nothing but compile
     compile   whether regions are compiled by Inductor; by default on a GPU
+    verify    run the first step of each shape twice more, planned and under plain checkpointing, and compare loss and gradients
     example   a batch (a mapping for model(**batch), a tuple for model(*batch)) to plan with now rather than at the first step
     """
     log_level_from_environment()
     if not isinstance(model, nn.Module):
         raise BadInput(f"fit takes a torch.nn.Module, not a {type(model).__name__}")
-    if model in _fitted:
+    if session_of(model) is not None:
         raise BadInput("the model is already under tierwise.fit; call tierwise.release(model) first")
     here = device or device_of(model)
     settings = Settings(
@@ -67,9 +68,9 @@ def fit(
         nvme=None if nvme is None else parse_store(nvme),
         policy=policy,
         compile=here.torch_device.type == "cuda" if compile is None else compile,
+        verify=verify,
     )
-    fitted = Fitted(model, optimizer, here, machine or machine_of(here), settings, progress or _say)
-    _fitted[model] = fitted
+    fitted = Fitted(model, optimizer, here, machine or machine_of(here), settings, progress or _say, closes_device=device is None)
     if example is not None:
         try:
             fitted.prepare(*_call_of(example))
@@ -81,10 +82,10 @@ def fit(
 
 def release(model: nn.Module) -> nn.Module:
     """Give the model back as it was before `fit`."""
-    fitted = _fitted.pop(model, None)
-    if fitted is None:
+    session = session_of(model)
+    if session is None:
         raise BadInput("the model is not under tierwise.fit, so there is nothing to release")
-    fitted.close()
+    session.owner.close()
     return model
 
 
@@ -96,10 +97,17 @@ def plan_of(model: nn.Module) -> Plan:
     return plan
 
 
+def stats(model: nn.Module) -> dict[str, float | int]:
+    """Numbers of the last step, and what was predicted for it, to be logged: `wandb.log(tierwise.stats(model))`."""
+    return fitted_of(model).meter.stats()
+
+
 def fitted_of(model: nn.Module) -> Fitted:
-    if model not in _fitted:
+    session = session_of(model)
+    if session is None:
         raise BadInput("the model is not under tierwise.fit; call tierwise.fit(model, optimizer, budget=...) first")
-    return _fitted[model]
+    found: Fitted = session.owner
+    return found
 
 
 def _call_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

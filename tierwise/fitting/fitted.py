@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_leaves
 
 from .. import policies
 from ..errors import InfeasibleBudget, NotExecutable, OverCapacity, UnknownName
-from ..execute.copies import Copies
+from ..execute.below import Below, bounce_bytes
 from ..execute.device import Device
-from ..execute.host_pool import HostPool
-from ..execute.nvme import NvmeStore
-from ..execute.offsets import round_up
 from ..execute.passes import RegionPlan
 from ..execute.session import Plans, Session
-from ..ir import Machine, check_schedule, peak_bytes
+from ..ir import Machine, Timeline, check_schedule, peak_bytes
 from ..lower import Image, image, keep_everything, with_budget
+from ..regions.compiled import CompiledOption
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
+from .keys import has_gradients, key_of, needs_backward
 from .losses import adopt_losses, give_back_losses
-from .menus import PreparedMenu, as_keywords, prepare_menu
+from .menus import PreparedMenu, RegionCode, as_keywords, prepare_menu
+from .meter import Meter
 from .plan import Plan
 from .programs import program_for
+from .verify import verify_step
 
 PLANNED_SHARE = 0.98  # of the budget: predictions of the peak are within 3%, mostly above
-POOL_SLACK_BYTES = 1 << 20  # rounding of parcels in the slab
+HOST_SHARE = 0.97  # of host=: parcels are rounded up, and leave gaps between them
+LEAST_TIGHTENING = 0.03  # of the budget: what a plan that ran out of memory is made tighter by, at least
 _log = logging.getLogger("tierwise")
 
 
@@ -44,6 +47,7 @@ class Settings:
     nvme: tuple[Path, int] | None
     policy: str
     compile: bool
+    verify: bool = False
 
 
 class Fitted:
@@ -57,66 +61,135 @@ class Fitted:
         machine: Machine,
         settings: Settings,
         progress: Callable[[str], None],
+        *,
+        closes_device: bool = True,
     ) -> None:
         if settings.policy not in (known := ["auto", *policies.names()]):
             raise UnknownName("policy", settings.policy, known)
         self.model, self.optimizer, self.device, self.settings = model, optimizer, device, settings
         self.machine = _limited(machine, settings)
         self.session = Session(model, device, self._before_pass)
+        self.session.owner = self
         self.plans: dict[Any, Plan] = {}
         self.current: Plan | None = None
+        self.below = Below(
+            device,
+            host_limit_bytes=settings.host_bytes,
+            pinned_limit_bytes=settings.pinned_bytes,
+            disk=settings.nvme,
+            progress=progress,
+        )
+        self.meter = Meter(self)
         self._progress = progress
-        self._pool: HostPool | None = None
-        self._store: NvmeStore | None = None
+        self._closes_device = closes_device
+        self._modules, self._parameters = list(model.modules()), list(model.parameters())
+        self._menus: dict[Any, PreparedMenu] = {}
+        self._codes: dict[Any, RegionCode] = {}
+        self._tightened_bytes = 0
+        self._refusals = device.out_of_memory_count()
+        self._verified: set[Any] = set()
         self.session.install_root()
         self._losses = adopt_losses(model)
+        self._modules = list(model.modules())
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
         """The plan for calls of this shape, made now if there is none."""
         key = self._key(args, kwargs)
         if key not in self.plans:
-            self.plans[key] = self._made(args, kwargs)
+            if key not in self._menus:
+                self._menus[key] = self._menu(args, kwargs)
+            self.plans[key] = self._made(self._menus[key])
         self.current = self.plans[key]
         return self.current
 
+    def record_next_step(self) -> None:
+        """Measure when everything runs in the next step; `measured` then has its Timeline."""
+        self.meter.record_next = True
+
+    @property
+    def measured(self) -> Timeline | None:
+        """The last recorded step, once it is over."""
+        return self.meter.timeline()
+
     def close(self) -> None:
-        self.session.close()
-        give_back_losses(self._losses)
-        if self._store is not None:
-            self._store.close()
-        if self._pool is not None:
-            self._pool.close()
-        self._store = self._pool = None
-        self.device.close()
+        """Give everything back, whatever state a step was left in."""
+        with contextlib.ExitStack() as stack:
+            if self._closes_device:
+                stack.callback(self.device.close)
+            stack.callback(self.below.close)
+            stack.callback(give_back_losses, self._losses)
+            stack.callback(self.session.close)
 
     def _before_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plans | None:
+        self._learn()
+        if not needs_backward(self._parameters, args, kwargs):
+            return None
         plan = self.prepare(args, kwargs)
-        if self.session.copies is None or plan.host_bytes > (self._pool.nbytes if self._pool else 0):
-            self._provide(plan)
+        self.below.provide(plan.host_slab_bytes, plan.predicted.peak_bytes.get("nvme", 0))
+        self.session.copies = self.below.copies
+        self._account(args, kwargs)
+        if self.session.last is not None and self.session.last.waits_for_backward:
+            self.session.say(
+                "a forward begins before the backward of the one before it: plans are for one at a time, together they may exceed the budget"
+            )
+        if self.settings.verify and (key := self._key(args, kwargs)) not in self._verified:
+            self._progress("running the step twice, to compare it with plain checkpointing")
+            verify_step(self, plan, args, kwargs)
+            self._verified.add(key)
+        self.meter.step_begins(plan)
         return plan.plans
 
-    def _made(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
+    def _learn(self) -> None:
+        """After a step that ran out of memory although its plan fits, plan with less."""
+        refusals, last = self.device.out_of_memory_count(), self.session.last
+        shortages, self.session.shortages = self.session.shortages, []
+        cut_short = last is not None and last.was_cut_short and refusals > self._refusals
+        self._refusals = refusals
+        if self.current is None or not (shortages or cut_short):
+            return
+        short = max((shortage.needed_bytes - self.current.peak_bytes for shortage in shortages), default=0)
+        more = max(short, int(LEAST_TIGHTENING * self.settings.budget_bytes))
+        self._tightened_bytes += more
+        self.plans.clear()
+        _log.warning("a step ran out of memory although its plan fits; steps are planned with %s less from now on", format_bytes(more))
+
+    def _account(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """What was made before this step is memory of the device, too; only a device that cannot see that itself has to be told."""
+        if self.device.torch_device.type == "cuda":
+            return
+        states = self.optimizer.state.values() if self.optimizer is not None else ()
+        gradients = [parameter.grad for parameter in self._parameters]
+        kept = [value for state in states for value in state.values()]
+        for value in (*self._parameters, *self.model.buffers(), *gradients, *kept, *tree_leaves((args, dict(kwargs)))):
+            if isinstance(value, torch.Tensor):
+                self.device.adopt(value)
+
+    def _menu(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PreparedMenu:
         with self.session.suspended():
-            menu = prepare_menu(
+            return prepare_menu(
                 self.model,
                 as_keywords(self.model, args, kwargs),
                 self.optimizer,
                 self.machine,
                 self.device,
                 compile=self.settings.compile,
+                accumulation=has_gradients(self._parameters),
+                codes=self._codes,
                 progress=self._progress,
             )
+
+    def _made(self, prepared: PreparedMenu) -> Plan:
         self._progress("planning")
-        plan = self._planned(menu)
+        plan = self._planned(prepared, self._tightened_bytes)
         for sentence in plan.words():
             _log.info("%s", sentence)
-        calls = menu.menu.problem.graph.calls
+        calls = prepared.menu.problem.graph.calls
         self.session.install({calls[call].module: self.model.get_submodule(calls[call].module) for call in plan.program.calls})
         return plan
 
-    def _planned(self, prepared: PreparedMenu) -> Plan:
+    def _planned(self, prepared: PreparedMenu, tightened_bytes: int) -> Plan:
         aside = self.machine.device.library_bytes + self._other_bytes(prepared)
-        room = int(self.settings.budget_bytes * PLANNED_SHARE) - aside
+        room = int(self.settings.budget_bytes * PLANNED_SHARE) - aside - tightened_bytes
         menu = with_budget(prepared.menu, max(1, room))
         tiers = tuple(tier for tier in ("dram", "nvme") if tier == "dram" or self.settings.nvme)
         kept = image(menu, keep_everything(menu))
@@ -130,6 +203,9 @@ class Fitted:
                 )  # fmt: skip
             menu = prepared.menu
         except InfeasibleBudget as error:
+            if tightened_bytes:  # as tight as it gets: better than to stop in the middle of a training
+                least_tightened = int(self.settings.budget_bytes * PLANNED_SHARE) - aside - (error.least_bytes or 0)
+                return self._planned(prepared, max(0, min(tightened_bytes - 1, least_tightened)))
             least = int(((error.least_bytes or 0) + aside) / PLANNED_SHARE) + 1
             raise InfeasibleBudget(
                 f"budget {format_bytes(self.settings.budget_bytes)} is too small for this step: with everything recomputed and sent away that can be "
@@ -137,6 +213,7 @@ class Fitted:
                 least_bytes=least,
             ) from None
         made = image(menu, program)
+        program = made.program
         self._check(made, aside)
         return Plan(
             menu=menu,
@@ -149,6 +226,7 @@ class Fitted:
             keep_all_seconds=kept_time.seconds,
             keep_all_bytes=kept_time.peak_bytes[kept.problem.device_tier] + aside,
             notes=prepared.notes,
+            kept=_kept(prepared, program.calls),
         )
 
     def _check(self, made: Image, aside: int) -> None:
@@ -169,35 +247,8 @@ class Fitted:
         known = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in ours if self.device.owns(tensor)}
         return max(0, self.device.memory().allocated_bytes - sum(known.values())) if self.device.torch_device.type == "cuda" else 0
 
-    def _provide(self, plan: Plan) -> None:
-        """Host memory of the plan's size, locked, and the disk's file."""
-        if self.session.copies is not None:
-            self.session.copies.drain()
-        disk = bool(self.settings.nvme) and plan.predicted.peak_bytes.get("nvme", 0) > 0
-        wanted = round_up(plan.host_bytes, 1 << 20) + POOL_SLACK_BYTES * bool(plan.host_bytes)
-        pool = HostPool(
-            max(wanted, 1), self.device, host_limit_bytes=self.settings.host_bytes, pinned_limit_bytes=self.settings.pinned_bytes,
-            progress=lambda done, total: self._progress(f"locking host memory, {format_bytes(done)} of {format_bytes(total)}"),
-        )  # fmt: skip
-        if disk and self.settings.nvme:
-            directory, nbytes = self.settings.nvme
-            self._store = self._store or NvmeStore(directory, nbytes, pool)
-        self._pool = pool
-        self.session.copies = Copies(self.device, pool, self._store)
-
     def _key(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Calls with equal keys run by one plan."""
-        leaves, shape = tree_flatten((args, dict(kwargs)))
-        kind = self.device.torch_device.type
-        cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        trained = hash(tuple(parameter.requires_grad for parameter in self.model.parameters()))
-        return tuple(map(_leaf_key, leaves)), str(shape), cast, self.model.training, trained
-
-
-def _leaf_key(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return tuple(leaf.shape), leaf.dtype, leaf.requires_grad
-    return leaf if isinstance(leaf, (bool, int, float, str, type(None))) else type(leaf).__name__
+        return key_of(self._modules, self._parameters, self.device.torch_device.type, args, kwargs)
 
 
 def _region_plans(prepared: PreparedMenu, calls: Mapping[int, Any]) -> dict[tuple[str, int], RegionPlan]:
@@ -205,23 +256,34 @@ def _region_plans(prepared: PreparedMenu, calls: Mapping[int, Any]) -> dict[tupl
     times: dict[str, int] = {}
     found: dict[tuple[str, int], RegionPlan] = {}
     for call in graph.calls:
+        time = times[call.module] = times.get(call.module, -1) + 1
         if call.id not in calls:
             continue
         code = prepared.regions[call.region]
         plan = calls[call.id]
         saved = tuple(value.name for value in prepared.menu.choice(call.id, plan.choice).saved)
-        found[call.module, times.get(call.module, 0)] = RegionPlan(code.code[plan.choice], plan, saved)
-        times[call.module] = times.get(call.module, 0) + 1
+        found[call.module, time] = RegionPlan(code.code[plan.choice], plan, saved, call.id)
     return found
 
 
+def _kept(prepared: PreparedMenu, calls: Collection[int]) -> dict[str, CompiledOption]:
+    """By module, the code of the choice that saves the most."""
+    graph = prepared.menu.problem.graph
+    first = {region: code.code[prepared.menu.choices[region][0].name] for region, code in prepared.regions.items()}
+    return {graph.calls[call].module: first[graph.calls[call].region] for call in calls}
+
+
 def _limited(machine: Machine, settings: Settings) -> Machine:
+    """The machine as far as it may be used. The disk's buffers serve both ways: they are counted once."""
     sizes: dict[str, int] = {}
     if settings.host_bytes is not None:
-        sizes["dram"] = settings.host_bytes
+        sizes["dram"] = int(settings.host_bytes * HOST_SHARE)
     if settings.nvme is not None:
         sizes["nvme"] = settings.nvme[1]
-    return replace(machine, tiers=tuple(replace(tier, capacity_bytes=sizes.get(tier.name, tier.capacity_bytes)) for tier in machine.tiers))
+    bounce = bounce_bytes(settings.host_bytes)
+    links = [replace(link, staging_bytes=bounce * (link.src != "nvme")) if link.staging_tier == "dram" else link for link in machine.links]
+    tiers = [replace(tier, capacity_bytes=sizes.get(tier.name, tier.capacity_bytes)) for tier in machine.tiers]
+    return replace(machine, tiers=tuple(tiers), links=tuple(links))
 
 
 def log_level_from_environment() -> None:

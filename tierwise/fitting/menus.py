@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..capture import capture_step, region_examples
 from ..errors import BadInput, CannotCapture, CaptureError
 from ..execute.device import Device
+from ..execute.torch_compat import has_hooks
 from ..ir import Choice, Graph, Machine, Menu, Phase, Problem, SavedValue
 from ..lower.coarse import RegionBorder
-from ..profile.options import is_timed, option_times
+from ..profile.options import OptionTimes, is_timed, option_times
 from ..profile.roofline import fused_costs, roofline_costs
 from ..regions import JointGraph, Option, option_saving, options
 from ..regions.compiled import CompiledOption, compile_option
@@ -54,13 +55,15 @@ def prepare_menu(
     device: Device,
     *,
     compile: bool,
+    accumulation: bool = False,
+    codes: dict[Any, RegionCode] | None = None,
     progress: Progress = lambda what: None,
 ) -> PreparedMenu:
-    """Everything the planner needs to know of `model(**call)` and its backward."""
+    """Everything the planner needs to know of `model(**call)` and its backward. What `codes` has of earlier calls is not made again."""
     kind = device.torch_device.type
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     progress("tracing one step")
-    captured = _captured(model, call, optimizer, autocast)
+    captured = _captured(model, call, optimizer, autocast, accumulation)
     graph = captured.graph
     costs = fused_costs(graph, machine) if compile else roofline_costs(graph, machine)
     notes = list(captured.notes)
@@ -74,7 +77,7 @@ def prepare_menu(
         args, kwargs = with_numbers(examples[region.id], device)
         progress(f"{region.kind}: what it can save and recompute")
         try:
-            code = _region_code(module, region.example, args, kwargs, examples[region.id], compile)
+            code = _known_code(codes if codes is not None else {}, module, region.example, args, kwargs, examples[region.id], compile)
         except CannotCapture as error:
             notes.append(f"{region.example} ({region.kind}) runs as it is: {error.reason}")
             continue
@@ -82,41 +85,44 @@ def prepare_menu(
             continue
         regions[region.id] = code
         choices[region.id] = estimated_choices(code, region.id, Problem(graph, machine, costs))
-    prepared = PreparedMenu(Menu(Problem(graph, machine, costs), choices), regions, tuple(dict.fromkeys(notes)))
-    if device.torch_device.type != "cuda":
-        return prepared
-    first = {region: {found[0].name} for region, found in choices.items()}
-    return measured(prepared, model, first, device, progress)
+    return PreparedMenu(Menu(Problem(graph, machine, costs), choices), regions, tuple(dict.fromkeys(notes)))
 
 
 def measured(prepared: PreparedMenu, model: nn.Module, wanted: Mapping[int, set[str]], device: Device, progress: Progress) -> PreparedMenu:
     """The menu with these choices compiled and timed on the device, and the others of their classes estimated from them."""
     choices = dict(prepared.menu.choices)
+    calls = {}
     for region, names in wanted.items():
         code = prepared.regions[region]
         module = model.get_submodule(code.example)
-        args, kwargs = with_numbers(code.call, device)
         for name in names:
+            args, kwargs = with_numbers(code.call, device)
             if not is_timed(code.options[name], module, args, kwargs):
                 progress(f"{type(module).__name__}: compiling '{name}'")
                 code.code[name](module, *args, **kwargs)
-        timed = {}
-        for name in names:  # all in a row, so that the device stays warm
-            progress(f"{type(module).__name__}: timing '{name}'")
-            times = option_times(code.code[name], module, args, kwargs)
-            timed[name] = replace(
-                next(choice for choice in choices[region] if choice.name == name),
-                forward_seconds=times.forward_seconds,
-                backward_seconds=times.backward_seconds,
-                forward_workspace_bytes=times.workspace_forward_bytes,
-                backward_workspace_bytes=times.workspace_backward_bytes,
-                measured=True,
-            )
-        choices[region] = tuple(timed.get(choice.name, choice) for choice in choices[region])
+            calls[region, name] = code, module
+    for (region, name), (code, module) in calls.items():  # all in a row, so that the device stays warm
+        progress(f"{type(module).__name__}: timing '{name}'")
+        args, kwargs = with_numbers(code.call, device)
+        times = option_times(code.code[name], module, args, kwargs)
+        choices[region] = tuple(_with_times(choice, times) if choice.name == name else choice for choice in choices[region])
+    for region in wanted:
         known = next((choice for choice in choices[region] if choice.measured), None)
         if known is not None:
+            code = prepared.regions[region]
             choices[region] = tuple(choice if choice.measured else _from_known(choice, known, code) for choice in choices[region])
     return replace(prepared, menu=replace(prepared.menu, choices=choices))
+
+
+def _with_times(choice: Choice, times: OptionTimes) -> Choice:
+    return replace(
+        choice,
+        forward_seconds=times.forward_seconds,
+        backward_seconds=times.backward_seconds,
+        forward_workspace_bytes=times.workspace_forward_bytes,
+        backward_workspace_bytes=times.workspace_backward_bytes,
+        measured=True,
+    )
 
 
 def estimated_choices(code: RegionCode, region: int, problem: Problem) -> tuple[Choice, ...]:
@@ -193,8 +199,8 @@ def as_keywords(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     return named
 
 
-def _captured(model: nn.Module, call: Mapping[str, Any], optimizer: Any, autocast: Any) -> Any:
-    options = {"optimizer": optimizer if optimizer is not None else "sgd", "autocast": autocast}
+def _captured(model: nn.Module, call: Mapping[str, Any], optimizer: Any, autocast: Any, accumulation: bool) -> Any:
+    options = {"optimizer": optimizer if optimizer is not None else "sgd", "autocast": autocast, "accumulation": accumulation}
     try:
         return capture_step(model, dict(call), **options)
     except CaptureError as error:
@@ -225,6 +231,27 @@ def _spec(value: Any) -> Any:
         return value
     made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     return made.requires_grad_(value.requires_grad)
+
+
+def _known_code(
+    codes: dict[Any, RegionCode], module: nn.Module, name: str, args: Any, kwargs: Any, call: tuple[Any, Any], compile: bool
+) -> RegionCode:
+    hooked = next((path for path, part in module.named_modules() if path and has_hooks(part)), None)
+    if hooked is not None:
+        raise CannotCapture(f"{hooked} within it has a hook, which would not be called")
+    modes = tuple(part.training for part in module.modules()), tuple(weight.requires_grad for weight in module.parameters())
+    kind = next((leaf.device.type for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)), "cpu")
+    cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    key = name, str(tree_map(_as_text, (args, kwargs))), modes, cast
+    if key not in codes:
+        codes[key] = _region_code(module, name, args, kwargs, call, compile)
+    return codes[key]
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype}{tuple(value.shape)}{value.stride()}{value.requires_grad}"
+    return repr(value) if isinstance(value, (bool, int, float, str, type(None))) else f"{type(value).__name__} {id(value)}"
 
 
 def _region_code(module: nn.Module, name: str, args: Any, kwargs: Any, call: tuple[Any, Any], compile: bool) -> RegionCode:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from ..execute.passes import RegionPlan
 from ..ir import INPUTS, Menu, Program, Run, Timeline, Within
 from ..lower import Image
 from ..units import format_bytes, format_seconds
+
+SLAB_SLACK = 1.02  # parcels lie on borders and leave gaps
+SLAB_ROUNDING_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Plan:
     keep_all_seconds: float
     keep_all_bytes: int
     notes: tuple[str, ...]
+    kept: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # module path -> its forward with the choice that saves the most
 
     @property
     def peak_bytes(self) -> int:
@@ -35,6 +40,13 @@ class Plan:
     @property
     def host_bytes(self) -> int:
         return self.predicted.peak_bytes.get("dram", 0)
+
+    @property
+    def host_slab_bytes(self) -> int:
+        """What the slab must hold: without the disk's buffers, which are elsewhere, and with room for rounding."""
+        staging = sum(link.staging_bytes for link in self.menu.problem.machine.links if link.staging_tier == "dram")
+        held = self.host_bytes - (staging if self.predicted.peak_bytes.get("nvme", 0) else 0)
+        return int(held * SLAB_SLACK) + SLAB_ROUNDING_BYTES if held > 0 else 0
 
     def summary(self) -> str:
         return "\n".join(self.words())

@@ -1,0 +1,144 @@
+"""What lies below the device: host memory within its limits, the disk's file, and the copies there and back. Made when a plan first needs it.
+
+Host memory comes in slabs. A plan gets one of its size; while something is still in an older one, or when several forwards wait for one
+backward, another is added, as far as the limit allows. The disk has bounce buffers of its own, which count as host memory too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import OutOfHostMemory, StorageFault
+from ..units import exact_bytes, format_bytes
+from .blocks import BLOCK_BYTES, REQUESTS
+from .copies import Copies
+from .device import Device
+from .host_pool import PAGE_BYTES, Block, HostPool
+from .nvme import NvmeStore
+from .offsets import round_up
+
+BOUNCE_SHARE = 8  # of a small host limit, one part in so many for the disk's buffers
+
+
+def bounce_bytes(host_limit_bytes: int | None) -> int:
+    """Host memory that passing data to the disk takes."""
+    full = REQUESTS * BLOCK_BYTES
+    if host_limit_bytes is None or host_limit_bytes >= BOUNCE_SHARE * full:
+        return full
+    pages = host_limit_bytes // BOUNCE_SHARE // REQUESTS // PAGE_BYTES
+    return REQUESTS * PAGE_BYTES * max(1, pages)
+
+
+class Below:
+    def __init__(
+        self,
+        device: Device,
+        *,
+        host_limit_bytes: int | None = None,
+        pinned_limit_bytes: int | None = None,
+        disk: tuple[Path, int] | None = None,
+        progress: Callable[[str], None] = lambda what: None,
+    ) -> None:
+        self._device = device
+        self._host_limit_bytes, self._pinned_limit_bytes, self._disk = host_limit_bytes, pinned_limit_bytes, disk
+        self._progress = progress
+        self._pools: list[HostPool] = []
+        self._bounce: HostPool | None = None
+        self._store: NvmeStore | None = None
+        self.copies = Copies(device, self)
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(pool.nbytes for pool in self._all_pools())
+
+    @property
+    def pinned_bytes(self) -> int:
+        return sum(pool.pinned_bytes for pool in self._all_pools())
+
+    @property
+    def used_bytes(self) -> int:
+        """What is away in host memory now."""
+        return sum(pool.nbytes - pool.free_bytes for pool in self._pools)
+
+    @property
+    def disk_written_bytes(self) -> int:
+        return self._store.bytes_written if self._store else 0
+
+    @property
+    def disk_path(self) -> Path | None:
+        return self._store.path if self._store else None
+
+    def provide(self, host_bytes: int, disk_bytes: int) -> None:
+        """Have so much of each tier at hand."""
+        if disk_bytes and self._store is None:
+            self._open_disk()
+        if host_bytes > sum(pool.nbytes for pool in self._pools):
+            if not self.used_bytes:  # one slab of the right size rather than several
+                self.copies.settle()
+                self._close_pools()
+            self._add(host_bytes - sum(pool.nbytes for pool in self._pools))
+
+    def place(self, nbytes: int) -> tuple[HostPool, Block]:
+        """A block in the first slab that has room, else in a new one."""
+        for pool in self._pools:
+            try:
+                return pool.place(nbytes)
+            except OutOfHostMemory:
+                continue
+        pool = self._add(max(nbytes, *(pool.nbytes for pool in self._pools), 0))
+        return pool.place(nbytes)
+
+    def close(self) -> None:
+        """Finish what moves, give the memory back, remove the file."""
+        try:
+            self.copies.close()
+        finally:
+            store, self._store = self._store, None
+            if store is not None:
+                store.close()
+            self._close_pools()
+            bounce, self._bounce = self._bounce, None
+            if bounce is not None:
+                bounce.close()
+
+    def _add(self, nbytes: int) -> HostPool:
+        """Another slab, of less than was asked for where the limit is near."""
+        left = None if self._host_limit_bytes is None else self._host_limit_bytes - self.host_bytes
+        if left is not None and left < PAGE_BYTES:
+            raise OutOfHostMemory(
+                f"{format_bytes(self.host_bytes)} of host memory are in use and host= allows {exact_bytes(self._host_limit_bytes or 0)}; allow more"
+            )
+        pool = self._pool(nbytes if left is None else min(round_up(nbytes, PAGE_BYTES), left // PAGE_BYTES * PAGE_BYTES))
+        self._pools.append(pool)
+        return pool
+
+    def _pool(self, nbytes: int) -> HostPool:
+        left = None if self._pinned_limit_bytes is None else max(0, self._pinned_limit_bytes - self.pinned_bytes)
+        return HostPool(
+            nbytes,
+            self._device,
+            pinned_limit_bytes=left,
+            progress=lambda done, total: self._progress(f"locking host memory, {format_bytes(done)} of {format_bytes(total)}"),
+        )
+
+    def _open_disk(self) -> None:
+        if self._disk is None:
+            raise StorageFault("the plan uses the disk and none was given; fit with nvme='DIR:200GiB'")
+        nbytes = bounce_bytes(self._host_limit_bytes)
+        bounce = self._pool(nbytes)
+        try:
+            directory, capacity_bytes = self._disk
+            self._store = NvmeStore(directory, capacity_bytes, bounce, block_bytes=nbytes // REQUESTS, requests=REQUESTS)
+        except BaseException:
+            bounce.close()
+            raise
+        self._bounce = bounce
+        self.copies.use_disk(self._store)
+
+    def _close_pools(self) -> None:
+        while self._pools:
+            self._pools.pop().close()
+
+    def _all_pools(self) -> list[HostPool]:
+        return [*self._pools, *([self._bounce] if self._bounce else [])]

@@ -1,0 +1,106 @@
+"""Numbers of each step, beside what was predicted: a plain dict for a logger, and a Timeline of a step that was recorded."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..execute.copies import Counts
+from ..execute.recording import Recording
+from ..ir import Copy, Timeline
+from .measured import measured_timeline
+from .plan import Plan
+
+if TYPE_CHECKING:
+    from .fitted import Fitted
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """Counters as a step began."""
+
+    at: float
+    counts: Counts
+    disk_written_bytes: int
+    retries: int
+
+
+class Meter:
+    def __init__(self, fitted: Fitted) -> None:
+        self._fitted = fitted
+        self.steps = 0
+        self.record_next = False
+        self._seconds = 0.0
+        self._mark: _Mark | None = None
+        self._recorded: tuple[Recording, Plan] | None = None
+
+    def step_begins(self, plan: Plan) -> None:
+        fitted, now = self._fitted, self._now()
+        if self._mark is not None:
+            self._seconds = now.at - self._mark.at
+        self._mark = now
+        self.steps += 1
+        if fitted.session.recording is not None:
+            fitted.session.recording.close()
+            fitted.session.recording = fitted.session.copies.watch = None  # type: ignore[union-attr]
+        if self.record_next:
+            self.record_next = False
+            recording = Recording(fitted.device)
+            fitted.session.recording, fitted.below.copies.watch = recording, recording.copy
+            self._recorded = recording, plan
+
+    def timeline(self) -> Timeline | None:
+        """Of the last recorded step; None while it runs, or if there was none."""
+        if self._recorded is None:
+            return None
+        (recording, plan), session = self._recorded, self._fitted.session
+        if session.recording is recording:
+            if session.last is None or session.last.waits_for_backward:
+                return None
+            self._fitted.below.copies.watch = session.recording = None
+        recording.close()
+        return measured_timeline(recording, plan, self._fitted.below.host_bytes)
+
+    def stats(self) -> dict[str, float | int]:
+        """Bytes and seconds that are counted are those of the step that began last; peaks are since whoever last reset them."""
+        fitted, now = self._fitted, self._now()
+        then = self._mark or now
+        memory = fitted.device.memory()
+        found: dict[str, float | int] = {
+            "step": self.steps,
+            "seconds": self._seconds,
+            "allocated_bytes": memory.allocated_bytes,
+            "peak_allocated_bytes": memory.peak_allocated_bytes,
+            "peak_reserved_bytes": memory.peak_reserved_bytes,
+            "pinned_bytes": fitted.below.pinned_bytes,
+            "host_bytes": fitted.below.host_bytes,
+            "sent_bytes": now.counts.sent_bytes - then.counts.sent_bytes,
+            "fetched_bytes": now.counts.fetched_bytes - then.counts.fetched_bytes,
+            "exposed_seconds": now.counts.exposed_seconds - then.counts.exposed_seconds,
+            "disk_written_bytes": now.disk_written_bytes - then.disk_written_bytes,
+            "retries": now.retries - then.retries,
+        }
+        return found | (_predicted(fitted.current) if fitted.current is not None else {})
+
+    def _now(self) -> _Mark:
+        fitted = self._fitted
+        return _Mark(time.perf_counter(), fitted.below.copies.counts(), fitted.below.disk_written_bytes, fitted.session.retries)
+
+
+def _predicted(plan: Plan) -> dict[str, float | int]:
+    problem, predicted = plan.image.problem, plan.predicted
+    copies = [step for step in plan.image.schedule.steps if isinstance(step, Copy)]
+    nbytes = {
+        way: sum(problem.graph.storages[copy.storage].nbytes for copy in copies if (copy.src == problem.device_tier) is out)
+        for way, out in (("sent", True), ("fetched", False))
+    }
+    return {
+        "budget_bytes": plan.budget_bytes,
+        "predicted_seconds": predicted.seconds,
+        "predicted_peak_bytes": plan.peak_bytes,
+        "predicted_host_bytes": plan.host_bytes,
+        "predicted_sent_bytes": nbytes["sent"],
+        "predicted_fetched_bytes": nbytes["fetched"],
+        "predicted_exposed_seconds": max(0.0, predicted.seconds - predicted.busy_seconds().get(problem.machine.device.name, 0.0)),
+    }
