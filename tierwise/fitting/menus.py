@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..capture import capture_step, region_examples
 from ..errors import BadInput, CannotCapture, CaptureError
 from ..execute.device import Device
 from ..execute.torch_compat import has_hooks
-from ..ir import Choice, Graph, Machine, Menu, Phase, Problem, SavedValue
+from ..ir import Choice, Graph, Machine, Menu, Op, Phase, Problem, SavedValue
 from ..lower.coarse import RegionBorder
 from ..profile.options import OptionTimes, is_timed, option_times
 from ..profile.roofline import fused_costs, roofline_costs
@@ -25,6 +25,7 @@ from ..regions.held import workspace_of
 from ..regions.joint import Look, look_at
 
 MOST_CHOICES = 6
+SMALLEST_SHARE = 0.001  # of the bytes that forward makes
 Progress = Callable[[str], None]
 
 
@@ -290,7 +291,13 @@ def _with_data(value: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _worth_it(graph: Graph, region: int) -> bool:
-    """A single op has nothing to fuse and nothing to choose."""
-    call = next((call.id for call in graph.calls if call.region == region), None)
-    ops = [op for op in graph.ops if op.region == call and op.kind != "release"]
-    return len([op for op in ops if op.phase is Phase.FORWARD]) > 1 and any(op.phase is Phase.BACKWARD for op in ops)
+    """A single op has nothing to fuse and nothing to choose, and a compilation takes seconds: not for a thousandth of the memory."""
+    calls = [call.id for call in graph.calls if call.region == region]
+    ops = [op for op in graph.ops if calls and op.region == calls[0] and op.kind != "release"]
+    made = [_made_bytes(graph, [op for op in ops if op.phase is Phase.FORWARD]) * len(calls), _made_bytes(graph, graph.ops)]
+    is_large = made[0] > SMALLEST_SHARE * made[1]
+    return is_large and len([op for op in ops if op.phase is Phase.FORWARD]) > 1 and any(op.phase is Phase.BACKWARD for op in ops)
+
+
+def _made_bytes(graph: Graph, ops: Iterable[Op]) -> int:
+    return sum(graph.storages[storage].nbytes for op in ops if op.phase is Phase.FORWARD for storage in op.writes)

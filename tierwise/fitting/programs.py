@@ -10,40 +10,50 @@ from torch import nn
 from ..errors import InfeasibleBudget
 from ..execute.device import Device
 from ..ir import Menu, Program
-from ..lower import choose, keep_everything
+from ..lower import Chosen, choose, keep_everything
 from .lowered import by_policy
 from .menus import PreparedMenu, Progress, measured
 
-ROUNDS = 4  # of planning and measuring; the last one plans with what is measured
+ROUNDS = 3  # of planning and measuring
+WORTH_A_COMPILATION = 1.01  # a plan that promises less than this over what is measured is not worth compiling for
 
 
 def program_for(
     prepared: PreparedMenu, policy: str, tiers: Sequence[str], model: nn.Module, device: Device, *, compile: bool, progress: Progress
 ) -> tuple[PreparedMenu, Program]:
     """The policy's program within the budget of the menu, and the menu with what was measured on the way."""
+    on_gpu = device.torch_device.type == "cuda"
     if policy == "keep_all":
-        return prepared, keep_everything(prepared.menu)
+        program = keep_everything(prepared.menu)
+        return (measured(prepared, model, _unmeasured(prepared.menu, program), device, progress) if on_gpu else prepared), program
     if policy != "auto":
         return by_policy(model, prepared, policy, device, compile=compile, progress=progress)
-    on_gpu = device.torch_device.type == "cuda"
-    for round in range(ROUNDS):
-        only_measured = on_gpu and round > 0
-        try:
-            program = choose(_measured_only(prepared.menu) if only_measured else prepared.menu, tiers=tiers).program
-        except InfeasibleBudget:
-            if not only_measured:
-                raise
-            program = choose(prepared.menu, tiers=tiers).program  # what was measured needs more than was estimated: other choices are needed
-        wanted = _unmeasured(prepared.menu, program) if on_gpu else {}
-        if not wanted:
-            return prepared, program
+    if not on_gpu:
+        return prepared, choose(prepared.menu, tiers=tiers).program
+    for _ in range(ROUNDS):
+        best = choose(prepared.menu, tiers=tiers)
+        wanted = _unmeasured(prepared.menu, best.program)
+        known = _chosen_from_measured(prepared.menu, tiers)
+        if not wanted or (known is not None and known.seconds <= best.seconds * WORTH_A_COMPILATION):
+            return prepared, best.program if known is None else known.program
         prepared = measured(prepared, model, wanted, device, progress)
         progress("planning")
-    return prepared, choose(_measured_only(prepared.menu), tiers=tiers).program
+    known = _chosen_from_measured(prepared.menu, tiers)
+    if known is not None:
+        return prepared, known.program
+    best = choose(prepared.menu, tiers=tiers)
+    return measured(prepared, model, _unmeasured(prepared.menu, best.program), device, progress), best.program
 
 
-def _measured_only(menu: Menu) -> Menu:
-    return replace(menu, choices={region: tuple(choice for choice in found if choice.measured) for region, found in menu.choices.items()})
+def _chosen_from_measured(menu: Menu, tiers: Sequence[str]) -> Chosen | None:
+    """The best program of choices that are measured; None if there is none within the budget."""
+    only = replace(menu, choices={region: tuple(choice for choice in found if choice.measured) for region, found in menu.choices.items()})
+    if not all(only.choices.values()):
+        return None
+    try:
+        return choose(only, tiers=tiers)
+    except InfeasibleBudget:
+        return None
 
 
 def _unmeasured(menu: Menu, program: Program) -> dict[int, set[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import BadInput
@@ -16,6 +16,7 @@ class Image:
     problem: Problem
     schedule: Schedule
     coarse: Coarse
+    program: Program  # without what has no time to leave
 
 
 def image(menu: Menu, program: Program) -> Image:
@@ -23,7 +24,8 @@ def image(menu: Menu, program: Program) -> Image:
     choices = {call: menu.choice(call, plan.choice) for call, plan in program.calls.items()}
     coarse = coarsen(menu.problem.graph, choices)
     problem = replace(menu.problem, graph=coarse.graph, costs=Costs(_seconds(menu, program, coarse)))
-    return Image(problem, _schedule(problem, coarse, program.calls), coarse)
+    moves = _moves(problem, coarse, program.calls)
+    return Image(problem, _schedule(problem, moves), coarse, _only(program, coarse, {move.storage for move in moves}))
 
 
 def _seconds(menu: Menu, program: Program, coarse: Coarse) -> dict[tuple[int, str], float]:
@@ -53,9 +55,20 @@ class _Sent:
     fetch_before: int
 
 
-def _schedule(problem: Problem, coarse: Coarse, calls: Mapping[int, CallPlan]) -> Schedule:
+def _only(program: Program, coarse: Coarse, moved: set[int]) -> Program:
+    """The program with only those sends that happen: a call right before the turn to backward has nothing to send."""
+    calls = {}
+    for call, plan in program.calls.items():
+        sent = [name for name in plan.sent if name != INPUTS and coarse.saved.get((call, name)) in moved]
+        if INPUTS in plan.sent and any(storage in moved for storage in coarse.inputs.get(call, ())):
+            sent.append(INPUTS)
+        calls[call] = replace(plan, sent=tuple(sent))
+    return replace(program, calls=calls)
+
+
+def _schedule(problem: Problem, moves: Sequence[_Sent]) -> Schedule:
     graph, device = problem.graph, problem.device_tier
-    sent = {move.storage: move for move in _moves(problem, coarse, calls)}
+    sent = {move.storage: move for move in moves}
     outs, frees, fetches = defaultdict(list), defaultdict(list), defaultdict(list)
     for move in sent.values():
         outs[move.out_after].append(move)

@@ -22,6 +22,7 @@ SETTLE_SECONDS = 1.2  # an H200 that multiplies matrices is at its power limit a
 STILL_WARM_SECONDS = 0.3  # a device that was busy so short a time ago has settled already
 SAMPLE_SECONDS = 0.15
 LEAST_ROUNDS = 5
+IN_A_ROW_SECONDS = 0.06
 PAUSE_SECONDS = 5e-4  # so long that the host is ahead of a device that it does not have to wait for
 BEHIND = 0.7  # a host that needs more than this share of the device's time gets a pause before the piece
 
@@ -37,11 +38,11 @@ def sustained(work: Sequence[Callable[[], Any]], device: torch.device, *, settle
     rounds.calibrate(work)
     began = time.perf_counter()
     while settle and time.perf_counter() - began < rounds.settle_seconds:
-        rounds.run(work)
+        rounds.in_a_row(work)
     seen: list[list[Taken]] = []
     began = time.perf_counter()
     while len(seen) < LEAST_ROUNDS or time.perf_counter() - began < SAMPLE_SECONDS:
-        seen.append(rounds.run(work))
+        seen += rounds.in_a_row(work)
     rounds.done()
     return [
         Taken(statistics.median(one.device_seconds for one in piece), statistics.median(one.host_seconds for one in piece))
@@ -63,6 +64,9 @@ class _HostRounds:
             found.append(Taken(seconds, seconds))
         return found
 
+    def in_a_row(self, work: Sequence[Callable[[], Any]]) -> list[list[Taken]]:
+        return [self.run(work)]
+
     def calibrate(self, work: Sequence[Callable[[], Any]]) -> None:
         pass
 
@@ -78,28 +82,41 @@ class _CudaRounds:
         is_warm = time.perf_counter() - self._busy_until.get(device, float("-inf")) < STILL_WARM_SECONDS
         self.settle_seconds = SAMPLE_SECONDS if is_warm else SETTLE_SECONDS
         self.pauses = [PAUSE_SECONDS, *[0.0] * (pieces - 1)]  # before each piece
+        self.round_seconds = 0.0
 
     def run(self, work: Sequence[Callable[[], Any]]) -> list[Taken]:
+        return self._rounds(work, 1)[0]
+
+    def in_a_row(self, work: Sequence[Callable[[], Any]]) -> list[list[Taken]]:
+        """Without a break in between where the host keeps ahead: a device that rests between rounds is not at its power limit."""
+        keeps_ahead = not any(self.pauses[1:]) and self.round_seconds > 0
+        return self._rounds(work, max(1, int(IN_A_ROW_SECONDS / self.round_seconds)) if keeps_ahead else 1)
+
+    def _rounds(self, work: Sequence[Callable[[], Any]], count: int) -> list[list[Taken]]:
         events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         host = []
         with torch.cuda.device(self.device):
-            for piece, pause in zip(work, self.pauses, strict=True):
-                if pause:
-                    torch.cuda.synchronize()  # the queue is empty: a host that fills it would wait, and its time would not be its own
-                    pause_device(pause)
-                events.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
-                events[-1][0].record()
-                start = time.perf_counter()
-                piece()
-                host.append(time.perf_counter() - start)
-                events[-1][1].record()
+            for number in range(count):
+                for piece, pause in zip(work, self.pauses, strict=True):
+                    if pause and (number == 0 or piece is not work[0]):
+                        torch.cuda.synchronize()  # the queue is empty: a host that fills it would wait, and its time would not be its own
+                        pause_device(pause)
+                    events.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
+                    events[-1][0].record()
+                    start = time.perf_counter()
+                    piece()
+                    host.append(time.perf_counter() - start)
+                    events[-1][1].record()
             torch.cuda.synchronize()
-        return [Taken(start.elapsed_time(end) / 1e3, issued) for (start, end), issued in zip(events, host, strict=True)]
+        taken = [Taken(start.elapsed_time(end) / 1e3, issued) for (start, end), issued in zip(events, host, strict=True)]
+        return [taken[place : place + len(work)] for place in range(0, len(taken), len(work))]
 
     def calibrate(self, work: Sequence[Callable[[], Any]]) -> None:
         """First let the host issue each piece before the device starts it; then pause only where that shows that it must."""
         self.pauses = [PAUSE_SECONDS + 1.5 * taken.host_seconds for taken in self.run(work)]
-        self.pauses = pauses_for(self.run(work))
+        taken = self.run(work)
+        self.pauses = pauses_for(taken)
+        self.round_seconds = sum(piece.device_seconds for piece in taken)
 
     def done(self) -> None:
         self._busy_until[self.device] = time.perf_counter()
