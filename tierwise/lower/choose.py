@@ -70,6 +70,8 @@ def choose(menu: Menu, *, tiers: Sequence[str] = ("dram",), on_trial: Callable[[
         sending, level, *_ = keys[0]
         for release, fetch in DISTANCES:
             try_out(sending, level, release, fetch)
+    for level in levels if not found else ():
+        try_out(count, level, 1, 1)
     if not found:
         least = search.least_bytes()
         raise InfeasibleBudget(
@@ -148,11 +150,13 @@ class _Search:
         return self._program(self._after(levels, steps[:low]), senders, release, fetch)
 
     def least_bytes(self) -> int:
-        most = 1 << 62
-        for senders in (set(), {call.id for call in self.calls} if self.tiers else set()):
-            levels = {call.id: len(self.hulls[call.region]) - 1 for call in self.calls}
-            most = min(most, self._peak(levels, senders, 1, 1))
-        return most
+        """What is needed with everything recomputed, or everything sent away at some level."""
+        last = {call.id: len(self.hulls[call.region]) - 1 for call in self.calls}
+        peaks = [self._peak(last, set(), 1, 1)]
+        if self.tiers:
+            everyone = set(last)
+            peaks += [self._peak({call: min(level, end) for call, end in last.items()}, everyone, 1, 1) for level in range(self.levels)]
+        return min(peaks)
 
     def _program(self, levels: dict[int, int], senders: set[int], release: int, fetch: int) -> Program | None:
         calls = dict(self.always)

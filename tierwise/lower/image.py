@@ -112,6 +112,10 @@ def _moves(problem: Problem, coarse: Coarse, calls: Mapping[int, CallPlan]) -> l
         if plan.release < 1 or plan.fetch < 1:
             raise BadInput(f"region call {call} is released {plan.release} and fetched {plan.fetch} calls away; both must be at least 1")
         names = [name for name in plan.sent if name != INPUTS]
+        if unknown := [name for name in names if (call, name) not in coarse.saved]:
+            raise BadInput(
+                f"region call {call} does not save {unknown[0]!r}, so it cannot send it; it saves {[n for c, n in coarse.saved if c == call]}"
+            )
         given = [storage for storage in coarse.inputs[call] if INPUTS in plan.sent and _is_own(graph, storage, coarse.backward[call])]
         storages = [*(coarse.saved[call, name] for name in names), *given]
         used_at = coarse.backward[call]

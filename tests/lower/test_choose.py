@@ -1,0 +1,62 @@
+"""The planner over choices, on the chain of toy_blocks.py."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_blocks import menu
+
+from tierwise.errors import InfeasibleBudget
+from tierwise.ir import Choice, SavedValue, check_schedule
+from tierwise.lower import choose, image
+from tierwise.lower.choose import hull
+
+
+def test_nothing_is_done_when_everything_fits():
+    chosen = choose(menu(4, 1000))
+    assert {plan.choice for plan in chosen.program.calls.values()} == {"keep"}
+    assert not any(plan.sent for plan in chosen.program.calls.values())
+
+
+def test_without_a_link_worth_having_it_recomputes_as_little_as_it_must():
+    # Keeping all four takes 20 + 40 + 120 + 10 + 15 = 205; each call that recomputes gives back 30, and its backward takes 30 of it.
+    chosen = choose(menu(4, 180, bytes_per_second=0.01))
+    assert [plan.choice for plan in chosen.program.calls.values()].count("checkpoint") == 1
+    assert chosen.peak_bytes <= 180
+
+
+def test_what_the_link_carries_for_nothing_is_sent():
+    chosen = choose(menu(6, 250, bytes_per_second=1000.0))
+    assert any(plan.sent for plan in chosen.program.calls.values())
+    assert {plan.choice for plan in chosen.program.calls.values()} == {"keep"}
+    assert chosen.seconds == pytest.approx(6 * 2.0 + 1.0 + 6 * 1.0, rel=0.02)
+
+
+def test_a_budget_below_the_least_names_the_least_and_the_least_works():
+    with pytest.raises(InfeasibleBudget) as refusal:
+        choose(menu(4, 20))
+    least = refusal.value.least_bytes
+    assert choose(menu(4, least)).peak_bytes <= least
+
+
+def test_a_hull_has_only_choices_worth_having():
+    def choice(name, nbytes, seconds):
+        return Choice(name, (SavedValue("v", nbytes),), True, False, 0.0, seconds)
+
+    keep, slow, cheap, dear = choice("keep", 100, 10.0), choice("slow", 80, 30.0), choice("cheap", 60, 9.0), choice("dear", 0, 20.0)
+    assert [found.name for found in hull((keep, slow, cheap, dear))] == ["cheap", "dear"]  # cheap saves less and is faster; slow is never best
+
+
+@settings(max_examples=40, deadline=None)
+@given(length=st.integers(2, 7), budget=st.integers(60, 400), rate=st.sampled_from([0.1, 3.0, 30.0, 300.0]))
+def test_what_is_chosen_is_legal_and_within_the_budget(length, budget, rate):
+    question = menu(length, budget, bytes_per_second=rate)
+    try:
+        chosen = choose(question)
+    except InfeasibleBudget as refusal:
+        assert refusal.least_bytes > budget
+        return
+    made = image(question, chosen.program)
+    check_schedule(made.problem, made.schedule)
+    assert chosen.peak_bytes <= budget

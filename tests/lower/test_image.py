@@ -1,0 +1,80 @@
+"""What a program comes to, counted by hand on the chain of toy_blocks.py."""
+
+from __future__ import annotations
+
+import pytest
+from toy_blocks import CHECKPOINT, menu
+
+from tierwise.errors import BadInput
+from tierwise.ir import INPUTS, CallPlan, Compute, Copy, Free, Program, check_schedule, peak_bytes
+from tierwise.lower import image, keep_everything
+from tierwise.simulate import simulate
+
+
+def steps_of(made):
+    """The schedule in words: op names, and storages with where they go."""
+    graph = made.problem.graph
+    words = []
+    for step in made.schedule.steps:
+        if isinstance(step, Compute):
+            words.append(graph.ops[step.op].name)
+        elif isinstance(step, Copy):
+            words.append(f"{graph.storages[step.storage].name} -> {step.dst}")
+        elif isinstance(step, Free) and step.join:
+            words.append(f"wait for {graph.storages[step.storage].name}")
+    return words
+
+
+def test_each_call_is_two_ops_and_saves_one_storage_for_each_value():
+    made = image(menu(2, 1000), keep_everything(menu(2, 1000)))
+    assert [op.name for op in made.problem.graph.ops][:5] == ["block0.forward", "block1.forward", "loss", "block1.backward", "block0.backward"]
+    assert [s.name for s in made.problem.graph.storages if s.name.endswith(".h")] == ["block0.h", "block1.h"]
+    # At the first backward: 2 weights, batch and x1, both h, the gradient that comes in, the two that go out.
+    assert peak_bytes(made.problem, made.schedule)["hbm"] == 2 * 5 + 2 * 10 + 2 * 30 + 10 + (10 + 5)
+    assert simulate(made.problem, made.schedule).seconds == 2 * 2.0 + 1.0 + 2 * 1.0
+
+
+def test_a_checkpoint_saves_nothing_and_needs_room_to_make_it_again():
+    program = Program({0: CallPlan("checkpoint"), 1: CallPlan("checkpoint")})
+    made = image(menu(2, 1000), program)
+    check_schedule(made.problem, made.schedule)
+    workspace = CHECKPOINT.backward_workspace_bytes
+    assert peak_bytes(made.problem, made.schedule)["hbm"] == 2 * 5 + 2 * 10 + 10 + (10 + 5) + workspace
+    assert simulate(made.problem, made.schedule).seconds == 2 * 2.0 + 1.0 + 2 * 2.0
+
+
+def test_a_sent_value_leaves_after_forward_and_is_back_before_the_backward_one_call_ahead():
+    program = Program({0: CallPlan("keep", ("h",)), 1: CallPlan("keep"), 2: CallPlan("keep")})
+    made = image(menu(3, 1000), program)
+    check_schedule(made.problem, made.schedule)
+    assert steps_of(made)[:9] == [
+        "block0.forward",
+        "block0.h -> dram",
+        "block1.forward",
+        "wait for block0.h",
+        "block2.forward",
+        "loss",
+        "block2.backward",
+        "block0.h -> hbm",
+        "block1.backward",
+    ]
+    # At the last forward there are 3 weights, batch to x3 and two h; at the first backward one x less and two gradients and a weight's more.
+    assert peak_bytes(made.problem, made.schedule)["hbm"] == 3 * 5 + 3 * 10 + 2 * 30 + 10 + (10 + 5)
+
+
+def test_inputs_leave_too():
+    program = Program({call: CallPlan("checkpoint", (INPUTS,)) for call in range(3)})
+    made = image(menu(3, 1000), program)
+    check_schedule(made.problem, made.schedule)
+    assert [word for word in steps_of(made) if "-> dram" in word] == ["batch -> dram", "x1 -> dram", "x2 -> dram"]
+    assert made.program == program
+
+
+def test_a_value_that_is_not_saved_cannot_be_sent():
+    with pytest.raises(BadInput, match="does not save 'k'"):
+        image(menu(2, 1000), Program({0: CallPlan("keep", ("k",)), 1: CallPlan("keep")}))
+
+
+def test_distances_below_one_are_refused():
+    with pytest.raises(BadInput, match="at least 1"):
+        image(menu(3, 1000), Program({0: CallPlan("keep", ("h",), fetch=0), 1: CallPlan("keep"), 2: CallPlan("keep")}))
