@@ -16,6 +16,10 @@ PUBLIC = {
     "TierwiseError",
     "__version__",
     "capture",
+    "fit",
+    "plan_of",
+    "release",
+    "stats",
 }
 
 

@@ -11,12 +11,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .capture import capture as capture
     from .errors import TierwiseError as TierwiseError
+    from .fitting import fit as fit
+    from .fitting import plan_of as plan_of
+    from .fitting import release as release
+    from .fitting import stats as stats
 
 __version__ = "0.1.0"
 
 _HOMES = {  # public name -> the module that has it
     "TierwiseError": "errors",
     "capture": "capture",
+    "fit": "fitting",
+    "plan_of": "fitting",
+    "release": "fitting",
+    "stats": "fitting",
 }
 
 __all__ = ["__version__", *_HOMES]
