@@ -46,7 +46,7 @@ class Below:
         self._pools: list[HostPool] = []
         self._bounce: HostPool | None = None
         self._store: NvmeStore | None = None
-        self.copies = Copies(device, self)
+        self.copies = Copies(device, self, small_bytes=device.small_copy_bytes)
 
     @property
     def host_bytes(self) -> int:

@@ -20,7 +20,7 @@ from itertools import accumulate, count
 import torch
 
 from ..errors import CopyFault, MissingTier
-from .device import Device, Direction, Moment, bytes_of
+from .device import SMALL_BYTES, Device, Direction, Moment, bytes_of
 from .homes import DiskHome, Home, HostHome, Pool
 from .host_pool import ALIGNMENT
 from .lanes import Event, already
@@ -28,7 +28,6 @@ from .layout import Layout, copyable
 from .nvme import NvmeStore
 from .offsets import round_up
 
-SMALL_BYTES = 1 << 20  # a smaller copy does not reach nine tenths of the link's rate, one of 64 KiB a third: benchmarks/RESULTS.md
 PACK_BYTES = 8 << 20  # the most device memory that a pack of small storages takes while it leaves and while it is back
 
 
@@ -90,8 +89,9 @@ class _Sent:
 class Copies:
     """The traffic between a device and the tiers below it."""
 
-    def __init__(self, device: Device, pool: Pool, store: NvmeStore | None = None) -> None:
+    def __init__(self, device: Device, pool: Pool, store: NvmeStore | None = None, *, small_bytes: int = SMALL_BYTES) -> None:
         self.watch: Watch | None = None
+        self._small_bytes = small_bytes
         self._device = device
         self._homes: dict[str, Callable[[int], Home]] = {"dram": lambda nbytes: HostHome(device, pool, nbytes)}
         if store is not None:
@@ -112,7 +112,7 @@ class Copies:
 
     @torch.no_grad()
     def send_all(self, tensors: Sequence[torch.Tensor], *, to: str = "dram") -> list[Ticket]:
-        """Start copies of the tensors' storages, which are not written to until they are released; those below SMALL_BYTES travel in packs."""
+        """Start copies of the tensors' storages, which are not written to until they are released; small ones travel in packs."""
         if to not in self._homes:
             raise MissingTier(f"there is no tier {to!r} to send to; there is {', '.join(self._homes)}")
         for tensor in tensors:
@@ -124,7 +124,7 @@ class Copies:
         fresh = {id(tensor.untyped_storage()): tensor for tensor in tensors if tensor.numel() and self._found(tensor, to) is None}
         new: dict[int, tuple[_Parcel, int]] = {}
         try:
-            for pack in _packs(list(fresh.values())):
+            for pack in _packs(list(fresh.values()), self._small_bytes):
                 new |= self._send_pack(pack, to)
         except BaseException:
             self._take_back([parcel for parcel, _ in new.values()])
@@ -272,14 +272,14 @@ class Copies:
             del self._arriving[key]
 
 
-def _packs(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+def _packs(tensors: Sequence[torch.Tensor], small_bytes: int) -> list[list[torch.Tensor]]:
     """Large storages alone, small ones together up to PACK_BYTES."""
     packs: list[list[torch.Tensor]] = []
     pack: list[torch.Tensor] = []
     pack_bytes = 0
     for tensor in tensors:
         nbytes = round_up(tensor.untyped_storage().nbytes(), ALIGNMENT)
-        if nbytes >= SMALL_BYTES:
+        if nbytes >= small_bytes:
             packs.append([tensor])
         elif pack and pack_bytes + nbytes <= PACK_BYTES:
             pack.append(tensor)

@@ -23,6 +23,9 @@ from ..units import format_bytes
 from .lanes import Event
 
 
+SMALL_BYTES = 1 << 20  # a smaller copy does not reach nine tenths of the link's rate, one of 64 KiB a third: benchmarks/RESULTS.md
+
+
 class Direction(enum.Enum):
     OUT = "device to host"
     IN = "host to device"
@@ -58,6 +61,7 @@ class Device(ABC):
 
     torch_device: torch.device
     capacity_bytes: int
+    small_copy_bytes: int = SMALL_BYTES  # copies of less than this are better packed together, which takes memory for the pack
 
     @abstractmethod
     def empty(self, nbytes: int) -> torch.Tensor:

@@ -39,7 +39,7 @@ class NullOutOfMemory(OutOfDeviceMemory, torch.OutOfMemoryError):
 
 class NullDevice(Device):
     """`max_delay_seconds` delays each copy by up to so much, drawn from `seed`; `before_copy` is called on the lane before each copy and may
-    raise; pinning is refused beyond `pinnable_bytes`.
+    raise; pinning is refused beyond `pinnable_bytes`. It gains nothing by packing copies, unless it is told to with `small_copy_bytes`.
     """
 
     def __init__(
@@ -50,9 +50,11 @@ class NullDevice(Device):
         seed: int = 0,
         before_copy: Callable[[Direction, int], None] | None = None,
         pinnable_bytes: int | None = None,
+        small_copy_bytes: int = 0,
     ) -> None:
         self.torch_device = torch.device("cpu")
         self.capacity_bytes = capacity_bytes
+        self.small_copy_bytes = small_copy_bytes
         self.lost_copies = 0  # copies whose device bytes were gone before they ran: each is a missing reference
         self.pinned: dict[int, int] = {}
         self._accounts = _Accounts(capacity_bytes)

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
-__all__ = ["has_hooks", "others_hold_saved_tensors", "within_backward"]
+__all__ = ["has_hooks", "others_hold_saved_tensors", "within_backward", "without_hooks"]
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether calls of the module call something else too."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
+    return any(getattr(module, name) for name in _HOOKS)
+
+
+@contextlib.contextmanager
+def without_hooks(model: torch.nn.Module) -> Iterator[None]:
+    """The modules without the user's hooks, which are not to be called when a step is only looked at. Those of torch itself compute weights."""
+    found = [(module, name, getattr(module, name)) for module in model.modules() for name in _HOOKS if getattr(module, name)]
+    for module, name, hooks in found:
+        setattr(module, name, OrderedDict((key, hook) for key, hook in hooks.items() if _is_of_torch(hook)))
+    try:
+        yield
+    finally:
+        for module, name, hooks in found:
+            setattr(module, name, hooks)
+
+
+def _is_of_torch(hook: Any) -> bool:
+    home = getattr(hook, "__module__", None) or type(hook).__module__
+    return str(home).split(".")[0] == "torch"
 
 
 def others_hold_saved_tensors() -> bool:

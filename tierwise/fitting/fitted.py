@@ -96,9 +96,10 @@ class Fitted:
         """The plan for calls of this shape, made now if there is none."""
         key = self._key(args, kwargs)
         if key not in self.plans:
-            if key not in self._menus:
-                self._menus[key] = self._menu(args, kwargs)
-            self.plans[key] = self._made(self._menus[key])
+            with torch.random.fork_rng(devices=[self.device.torch_device] if self.device.torch_device.type == "cuda" else []):
+                if key not in self._menus:
+                    self._menus[key] = self._menu(args, kwargs)
+                self.plans[key] = self._made(self._menus[key])
         self.current = self.plans[key]
         return self.current
 

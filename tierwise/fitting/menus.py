@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..capture import capture_step, region_examples
 from ..errors import BadInput, CannotCapture, CaptureError
 from ..execute.device import Device
-from ..execute.torch_compat import has_hooks
+from ..execute.torch_compat import has_hooks, without_hooks
 from ..ir import Choice, Graph, Machine, Menu, Op, Phase, Problem, SavedValue
 from ..lower.coarse import RegionBorder
 from ..profile.options import OptionTimes, is_timed, option_times
@@ -64,11 +64,13 @@ def prepare_menu(
     kind = device.torch_device.type
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     progress("tracing one step")
-    captured = _captured(model, call, optimizer, autocast, accumulation)
-    graph = captured.graph
+    with without_hooks(model):
+        captured = _captured(model, call, optimizer, autocast, accumulation)
+    graph = _with_hooked_apart(captured.graph, model)
     costs = fused_costs(graph, machine) if compile else roofline_costs(graph, machine)
     notes = list(captured.notes)
-    examples = _example_calls(model, call, graph, autocast)
+    with without_hooks(model):
+        examples = _example_calls(model, call, graph, autocast)
     regions: dict[int, RegionCode] = {}
     choices: dict[int, tuple[Choice, ...]] = {}
     for region in graph.regions:
@@ -200,6 +202,23 @@ def as_keywords(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     return named
 
 
+def _with_hooked_apart(graph: Graph, model: nn.Module) -> Graph:
+    """Calls of modules with hooks on their parts in classes of their own: the others of their class can be compiled, they cannot."""
+    regions, calls = list(graph.regions), list(graph.calls)
+    apart: dict[str, int] = {}
+    for call in graph.calls:
+        if _hooked_part(model.get_submodule(call.module)):
+            if call.module not in apart:
+                apart[call.module] = len(regions)
+                regions.append(replace(regions[call.region], id=len(regions), example=call.module))
+            calls[call.id] = replace(call, region=apart[call.module])
+    return replace(graph, regions=tuple(regions), calls=tuple(calls)) if apart else graph
+
+
+def _hooked_part(module: nn.Module) -> str:
+    return next((path for path, part in module.named_modules() if path and has_hooks(part)), "")
+
+
 def _captured(model: nn.Module, call: Mapping[str, Any], optimizer: Any, autocast: Any, accumulation: bool) -> Any:
     options = {"optimizer": optimizer if optimizer is not None else "sgd", "autocast": autocast, "accumulation": accumulation}
     try:
@@ -237,8 +256,7 @@ def _spec(value: Any) -> Any:
 def _known_code(
     codes: dict[Any, RegionCode], module: nn.Module, name: str, args: Any, kwargs: Any, call: tuple[Any, Any], compile: bool
 ) -> RegionCode:
-    hooked = next((path for path, part in module.named_modules() if path and has_hooks(part)), None)
-    if hooked is not None:
+    if hooked := _hooked_part(module):
         raise CannotCapture(f"{hooked} within it has a hook, which would not be called")
     modes = tuple(part.training for part in module.modules()), tuple(weight.requires_grad for weight in module.parameters())
     kind = next((leaf.device.type for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)), "cpu")

@@ -40,7 +40,9 @@ def workspace_of(look: Look, option: Option) -> Workspace:
     saved = [named[name] for name in handover.saved]
     forward = _in_order(nodes, [*results, *saved], given=())
     there = {named[name] for name in (*handover.saved, *handover.given)}
-    return Workspace(_beyond(forward, [*results, *saved]), _beyond(_backward_order(nodes, gradients, there), gradients))
+    # Autograd lets go of what it saved as backward begins; results of the region are still held by whoever used them.
+    given_up = [node for node in saved if not look.seen.named[node.name].is_output]
+    return Workspace(_beyond(forward, [*results, *saved]), _beyond(_backward_order(nodes, gradients, there), gradients, given_up))
 
 
 def _in_order(nodes: Sequence[fx.Node], wanted: Iterable[fx.Node], given: Collection[fx.Node]) -> list[fx.Node]:
@@ -64,8 +66,8 @@ def _backward_order(nodes: Sequence[fx.Node], gradients: Iterable[fx.Node], ther
     return list(order)
 
 
-def _beyond(order: Sequence[fx.Node], left: Collection[fx.Node]) -> int:
-    """The most bytes that ops in this order hold at once, less what they leave."""
+def _beyond(order: Sequence[fx.Node], left: Collection[fx.Node], given_up: Collection[fx.Node] = ()) -> int:
+    """The most bytes that ops in this order hold at once, beyond what they leave, if `given_up` is freed after its last use too."""
     owner: dict[fx.Node, fx.Node] = {}
     last_use: dict[fx.Node, int] = {}
     for place, node in enumerate(order):
@@ -73,17 +75,18 @@ def _beyond(order: Sequence[fx.Node], left: Collection[fx.Node]) -> int:
         owner[node] = owner.get(sources[0], sources[0]) if sources and ops.is_view(node) else node
         for used in {owner[node], *(owner.get(source, source) for source in sources)}:
             last_use[used] = place
-    kept = {owner.get(node, node) for node in left}
-    held = peak = 0
-    dies: list[int] = [0] * len(order)
     own = {node: _own_bytes(node) for node in order if owner[node] is node}
+    kept = {owner.get(node, node) for node in left}
+    dies: list[int] = [0] * len(order)
     for node, place in last_use.items():
-        dies[place] += own.get(node, 0) if node not in kept else 0
+        if node not in kept:
+            dies[place] += own.get(node, 0) + (_own_bytes(node) if node in given_up else 0)
+    held = peak = 0
     for place, node in enumerate(order):
         held += own.get(node, 0)
         peak = max(peak, held)
         held -= dies[place]
-    return peak - held
+    return max(0, peak - sum(own.get(node, 0) for node in kept))
 
 
 def _own_bytes(node: fx.Node) -> int:

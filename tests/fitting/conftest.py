@@ -1,0 +1,32 @@
+"""Nothing of a fitted model outlives its release."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays():
+    before = set(threading.enumerate())
+    yield
+    if _ours(before):
+        gc.collect()  # what nobody released
+    assert not _ours(before)
+    assert not [name for name in _open_files() if ".scratch" in name]
+
+
+def _ours(before: set[threading.Thread]) -> list[str]:
+    return [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("tierwise")]
+
+
+def _open_files() -> list[str]:
+    names = []
+    for descriptor in Path("/proc/self/fd").glob("*"):
+        with contextlib.suppress(OSError):
+            names.append(str(descriptor.readlink()))
+    return names
