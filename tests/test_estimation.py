@@ -76,8 +76,8 @@ def test_estimate_where_it_does_not_fit_names_a_plan_or_the_least():
 def test_policies_that_plan_slowly_are_tried_when_they_are_named(monkeypatch):
     untried: list[str] = []
     quick = list(estimation._worth_trying(None, untried))
-    assert set(untried) == set(estimation.SLOW_TO_PLAN) <= set(policies.names())
-    assert set(quick) == set(policies.names()) - set(untried) - {"keep_all"}
+    assert set(quick) == set(estimation.QUICK_TO_PLAN) and {"checkmate", "dtr"} <= set(untried)
+    assert sorted([*quick, *untried, "keep_all"]) == policies.names()
     late: list[str] = []
     assert list(estimation._worth_trying(["keep_all", "dtr", "chen"], late)) == ["dtr", "chen"] and not late
     monkeypatch.setattr(estimation, "PLANNING_SECONDS", -1.0)

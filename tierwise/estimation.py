@@ -22,10 +22,11 @@ Progress = Callable[[str], None]
 FASTEST, SLOWEST = 0.9, 1.6
 # The CUDA context and what libraries take past the allocator, and so past any budget: 767 to 787 MiB in the same result file.
 UNACCOUNTED_BYTES = 780 << 20
-# Two to ninety seconds each for the 2,400 ops of llama-7b on one core, checkmate more; asked for by name only.
-SLOW_TO_PLAN = frozenset({
-    "autotm", "capuchin", "checkmate", "chen", "coop", "dtr", "flashneuron", "pytorch_budget", "superneurons", "swapadvisor",
-})  # fmt: skip
+# Each plans the 2,400 ops of llama-7b in less than two seconds on one core. Others take minutes, and are tried when they are named.
+QUICK_TO_PLAN = (
+    "g10", "zero_offload", "vdnn", "torchtune", "unsloth", "tf_swap", "oneflow", "layrub", "ssdtrain", "autoswap", "tflms", "rockmate", "echo",
+    "megatron",
+)  # fmt: skip
 PLANNING_SECONDS = 10.0  # of the processor: an answer is worth no more waiting, and who wants more can name the policies
 
 
@@ -139,8 +140,9 @@ def estimate(
 def _worth_trying(names: Sequence[str] | None, untried: list[str]) -> Iterator[str]:
     """The policies that were asked for, or those that are quick, as long as there is time; the others go to `untried`."""
     began = time.process_time()
-    for name in names or policies.names():
-        if names is None and (name in SLOW_TO_PLAN or time.process_time() - began > PLANNING_SECONDS):
+    untried += [] if names else sorted({*policies.names()} - {*QUICK_TO_PLAN, pipeline.REFERENCE})
+    for name in names or QUICK_TO_PLAN:
+        if not names and time.process_time() - began > PLANNING_SECONDS:
             untried.append(name)
         elif name != pipeline.REFERENCE:
             yield name
