@@ -1,0 +1,365 @@
+"""Gradients that have left the device, behind a `.grad` that ordinary code can work on.
+
+A gradient that goes to host memory leaves as it arrives. What is left in `parameter.grad` is a tensor without bytes that knows where they are.
+clip_grad_norm_, clip_grad_value_, zero_grad, GradScaler and accumulation are done where the gradient is: norms were taken on the device before it
+left, factors are noted and applied by the update, sums and bounds are computed on the host, all with the bits they would have had on the
+device. Any other operation brings the gradient back to the device, where it stays until the update.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from ...errors import BadInput
+from ..device import Device, Direction, bytes_of
+from ..host_pool import Block, HostPool
+from ..lanes import Event, Lane, already
+from .homes import copy_block
+from .torch_compat import no_torch_function, without_bytes
+from .units import Slot, Unit
+
+LEAVING_BYTES = 256 << 20  # the most device memory held by gradients on their way out before compute waits for one of them
+
+aten = torch.ops.aten
+
+
+class HostGradients:
+    """The gradients of a unit in host memory."""
+
+    def __init__(self, unit: Unit, pool: HostPool) -> None:
+        self.unit = unit
+        self._pool = pool
+        self.block: Block = pool.allocate(unit.nbytes)
+        for event in self.block.after:
+            event.wait()
+        self.block.bytes.zero_()  # also the gaps between parameters, which no gradient ever reaches
+        self.users: list[Event] = []
+
+    @property
+    def flat(self) -> torch.Tensor:
+        return self.block.bytes.view(self.unit.dtype)
+
+    def span(self, slot: Slot) -> slice:
+        return slice(slot.offset * self.unit.dtype.itemsize, slot.stop * self.unit.dtype.itemsize)
+
+    def free(self) -> None:
+        self._pool.free(self.block, self.users)
+
+
+class Factor:
+    """A number that a gradient is to be multiplied by. One that was computed on the device is on its way to the host."""
+
+    def __init__(self, value: Any, dtype: torch.dtype, traffic: Traffic) -> None:
+        self._value = value  # as it was given, for gradients that are multiplied on the device
+        self._wide = dtype == torch.float32
+        self._number: float | None = None if isinstance(value, torch.Tensor) else float(value)
+        if not isinstance(value, torch.Tensor):
+            return
+        # A tensor on a card takes the gradient's type before it multiplies; on the CPU, where all of this is a rehearsal, it does not.
+        narrow = value.detach().to(dtype) if value.device.type == "cuda" else value.detach()
+        self._leaving = narrow.to(torch.float32).reshape(1).clone()
+        self._block = traffic.pool.allocate(4)
+        self._pool = traffic.pool
+        self._event = traffic.device.copy(
+            Direction.OUT, self._block.bytes, bytes_of(self._leaving.untyped_storage())[:4], after=(traffic.device.mark(), *self._block.after)
+        )
+
+    def multiply(self, gradient: torch.Tensor) -> None:
+        """In place, on the device. A factor that keeps fp32 beside a narrower gradient rounds the product only."""
+        gradient.copy_(gradient.float().mul_(self._value)) if self._wide else gradient.mul_(self._value)
+
+    def number(self) -> float:
+        """Waits for it. On one thread at a time: an update's lane, or whoever has waited for that."""
+        if self._number is None:
+            self._event.wait()
+            self._number = float(self._block.bytes.view(torch.float32).item())
+            self._pool.free(self._block)
+            del self._leaving
+        return self._number
+
+
+class Held:
+    """One parameter's gradient: on the device, at home in host memory, or used up."""
+
+    def __init__(self, slot: Slot, home: HostGradients | None, traffic: Traffic | None) -> None:
+        self.slot, self.home, self._traffic = slot, home, traffic
+        self.here: torch.Tensor | None = None
+        self.there: Event = already()  # its way to the host, and what was done to it there since
+        self.factors: list[Factor] = []
+        self.norms: dict[tuple[Any, ...], torch.Tensor] = {}
+        self.spent = False
+        self.before_touch: Callable[[], None] | None = None  # waits for an update that still reads it
+
+    @property
+    def traffic(self) -> Traffic:
+        assert self._traffic is not None, "a gradient that has a home has a way to it"
+        return self._traffic
+
+    def as_tensor(self) -> Gradient:
+        """What stands in the parameter's `.grad`."""
+        return Gradient(self, self.slot.parameter.dtype, self.slot.parameter.device)
+
+    def settle_factors(self) -> Factor | None:
+        """The one factor the update has to apply; more than one are applied on the host before."""
+        if len(self.factors) > 1:
+            self.on_host(lambda flat: None)
+        return self.factors[0] if self.factors else None
+
+    def bring(self) -> torch.Tensor:
+        """A copy on the device."""
+        self.touch()
+        assert self.home is not None
+        self.there.wait()  # here and not on the copy lane: the host's work on a gradient may stand behind updates that wait for that lane
+        device, slot = self.traffic.device, self.slot
+        arriving = device.empty(slot.numel * self.home.unit.dtype.itemsize)
+        event = copy_block(device, Direction.IN, self.home.block, self.home.span(slot), arriving, after=(device.mark(),))
+        device.wait(event)
+        tensor = arriving.view(self.home.unit.dtype).as_strided(slot.size, slot.stride)
+        for factor in self.factors:
+            factor.multiply(tensor)
+        return tensor
+
+    def recall(self) -> torch.Tensor:
+        """Back on the device, until its update."""
+        if self.here is None:
+            self.here = self.bring()
+            self.factors.clear()
+            self.norms.clear()
+        self.touch()
+        return self.here
+
+    def touch(self) -> None:
+        if self.before_touch is not None:
+            wait, self.before_touch = self.before_touch, None
+            wait()
+
+    def on_host(self, work: Callable[[torch.Tensor], object], *, after: Sequence[Event] = ()) -> None:
+        """Do something to the gradient where it is, after what was noted or started before."""
+        self.touch()
+        assert self.home is not None
+        flat, factors, there = self.home.flat[self.slot.offset : self.slot.stop], list(self.factors), self.there
+        self.factors.clear()
+        self.norms.clear()
+
+        def run() -> None:
+            for factor in factors:
+                flat.mul_(factor.number())
+            work(flat)
+
+        self.there = self.traffic.lane.put(run, after=(there, *after))
+        self.home.users = [event for event in self.home.users if not event.done()] + [self.there]
+
+
+class Gradient(torch.Tensor):
+    """A `.grad` whose bytes are elsewhere."""
+
+    held: Held
+
+    @staticmethod
+    def __new__(cls, held: Held, dtype: torch.dtype, device: torch.device) -> Gradient:
+        slot = held.slot
+        made = without_bytes(cls, slot.size, slot.stride, dtype, device)
+        made.held = held
+        return made  # type: ignore[no-any-return]
+
+    def __init__(self, held: Held, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        where = "used up" if self.held.spent else "on the device" if self.held.here is not None else "in host memory"
+        return f"Gradient({self.held.slot.name}, {where}, size={tuple(self.shape)}, dtype={self.dtype})"
+
+    __torch_function__ = no_torch_function  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        kwargs = kwargs or {}
+        first: Any = args[0] if args else None
+        if func in _ALIAS and isinstance(first, Gradient):
+            return Gradient(first.held, first.dtype, first.device)
+        if isinstance(first, Gradient) and first.held.spent and func is not aten.zero_.default:
+            raise BadInput(
+                f"the gradient of {first.held.slot.name} was used by its update during backward and is gone; "
+                f"use update='after' to clip, scale, read or accumulate gradients, and call zero_grad() after every step"
+            )
+        one_by_one = _LISTS.get(func)
+        if one_by_one is not None and any(isinstance(item, Gradient) for item in first):
+            results = [_single(one_by_one, item, args[1:], kwargs) for item in first]
+            return results if func in _LIST_RESULTS else None
+        if isinstance(first, Gradient) and first.held.here is None and func in _AT_HOME:
+            return _AT_HOME[func](first, *args[1:], **kwargs)
+        back = lambda value: value.held.recall() if isinstance(value, Gradient) else value  # noqa: E731
+        result = func(*tree_map(back, args), **tree_map(back, kwargs))
+        return first if isinstance(first, Gradient) and result is first.held.here else result
+
+
+def _single(func: Any, item: torch.Tensor, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if func is _unscale and not isinstance(item, Gradient):
+        return aten._amp_foreach_non_finite_check_and_unscale_.default([item], *rest, **kwargs)
+    return func(item, *rest, **kwargs)
+
+
+def _norm(gradient: Gradient, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> torch.Tensor:
+    held = gradient.held
+    key = (ord, dtype)
+    if dim is None and not keepdim and not held.factors:
+        if key not in held.norms:
+            held.traffic.wanted_norms.add(key)  # from now on they are taken before gradients leave
+            held.norms[key] = torch.linalg.vector_norm(held.bring(), ord, dtype=dtype)
+        return held.norms[key].clone()
+    norm: torch.Tensor = torch.linalg.vector_norm(held.bring(), ord, dim, keepdim, dtype=dtype)
+    return norm
+
+
+def _foreach_norm(item: torch.Tensor, ord: Any = 2, dtype: Any = None) -> torch.Tensor:
+    norm: torch.Tensor = torch.linalg.vector_norm(item, ord, dtype=dtype)
+    return norm
+
+
+def _multiply(gradient: Gradient, other: Any) -> Any:
+    held = gradient.held
+    is_number = isinstance(other, (int, float)) or (isinstance(other, torch.Tensor) and other.numel() == 1 and other.dim() == 0)
+    if not is_number:
+        held.recall().mul_(other)
+        return gradient
+    held.factors.append(held.traffic.factor(other, gradient.dtype))
+    held.norms.clear()
+    return gradient
+
+
+def _zero(gradient: Gradient) -> Gradient:
+    held = gradient.held
+    if not held.spent:
+        held.factors.clear()
+        held.on_host(lambda flat: flat.zero_())
+    return gradient
+
+
+def _clamp(gradient: Gradient, min: Any = None, max: Any = None) -> Gradient:
+    gradient.held.on_host(lambda flat: flat.clamp_(min, max))
+    return gradient
+
+
+def _clamp_min(gradient: Gradient, min: Any) -> Gradient:
+    return _clamp(gradient, min, None)
+
+
+def _clamp_max(gradient: Gradient, max: Any) -> Gradient:
+    return _clamp(gradient, None, max)
+
+
+def _add(gradient: Gradient, other: Any, *, alpha: Any = 1) -> Gradient:
+    held = gradient.held
+    fits = isinstance(other, torch.Tensor) and type(other) is torch.Tensor and other.shape == gradient.shape and other.dtype == gradient.dtype
+    if not fits or alpha != 1:
+        held.recall().add_(other, alpha=alpha)
+        return gradient
+    held.traffic.accumulate(held, other)
+    return gradient
+
+
+def _unscale(item: torch.Tensor, found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
+    assert isinstance(item, Gradient)
+    held = item.held
+    if held.here is not None:
+        aten._amp_foreach_non_finite_check_and_unscale_.default([held.recall()], found_inf, inv_scale)
+        return
+    aten._amp_foreach_non_finite_check_and_unscale_.default([held.bring()], found_inf, inv_scale)
+    held.factors.append(held.traffic.factor(inv_scale.float(), torch.float32))  # the factor keeps fp32 here, only the product is rounded
+    held.norms.clear()
+
+
+_ALIAS = {aten.detach.default, aten.alias.default}
+_AT_HOME: dict[Any, Callable[..., Any]] = {
+    aten.linalg_vector_norm.default: _norm,
+    aten.mul_.Tensor: _multiply,
+    aten.mul_.Scalar: _multiply,
+    aten.zero_.default: _zero,
+    aten.clamp_.default: _clamp,
+    aten.clamp_min_.default: _clamp_min,
+    aten.clamp_max_.default: _clamp_max,
+    aten.add_.Tensor: _add,
+}
+_LISTS: dict[Any, Callable[..., Any]] = {
+    aten._foreach_norm.Scalar: _foreach_norm,
+    aten._foreach_mul_.Tensor: lambda item, other: item.mul_(other),
+    aten._foreach_mul_.Scalar: lambda item, other: item.mul_(other),
+    aten._foreach_zero_.default: lambda item: item.zero_(),
+    aten._foreach_clamp_min_.Scalar: lambda item, low: item.clamp_min_(low),
+    aten._foreach_clamp_max_.Scalar: lambda item, high: item.clamp_max_(high),
+    aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
+}
+_LIST_RESULTS = {aten._foreach_norm.Scalar}
+
+
+class Traffic:
+    """Gradients on their way out. `lane` is where the host works on them."""
+
+    def __init__(self, device: Device, pool: HostPool, lane: Lane, *, leaving_bytes: int = LEAVING_BYTES) -> None:
+        self.device, self.pool, self.lane = device, pool, lane
+        self.wanted_norms: set[tuple[Any, ...]] = set()
+        self.sent_bytes = 0
+        self._limit_bytes = leaving_bytes
+        self._leaving: deque[tuple[Event, torch.Tensor]] = deque()
+        self._leaving_bytes = 0
+        self._factors: dict[tuple[int, torch.dtype], tuple[torch.Tensor, int, Factor]] = {}
+
+    @torch.no_grad()
+    def send(self, held: Held, gradient: torch.Tensor) -> None:
+        """The gradient leaves for its home; its bytes on the device are let go when they have been copied."""
+        assert held.home is not None
+        held.touch()
+        held.there.wait()  # as in Held.bring
+        for ord, dtype in self.wanted_norms:
+            held.norms[ord, dtype] = torch.linalg.vector_norm(gradient, ord, dtype=dtype)
+        flat = held.slot.flat(gradient).view(torch.uint8)
+        held.there = copy_block(self.device, Direction.OUT, held.home.block, held.home.span(held.slot), flat, after=(self.device.mark(),))
+        held.home.users = [event for event in held.home.users if not event.done()] + [held.there]
+        held.here = None
+        self._hold(held.there, flat)
+
+    @torch.no_grad()
+    def accumulate(self, held: Held, gradient: torch.Tensor) -> None:
+        """Add another gradient to one that is at home."""
+        flat = held.slot.flat(gradient).view(torch.uint8)
+        block = self.pool.allocate(flat.numel())
+        arrived = copy_block(self.device, Direction.OUT, block, slice(0, flat.numel()), flat, after=(self.device.mark(), *block.after))
+        self._hold(arrived, flat)
+        dtype = gradient.dtype
+
+        def add(mine: torch.Tensor) -> None:
+            mine.add_(block.bytes.view(dtype))
+            self.pool.free(block)
+
+        held.on_host(add, after=(arrived,))
+
+    def factor(self, value: Any, dtype: torch.dtype) -> Factor:
+        """One for all gradients that are multiplied by the same tensor."""
+        if not isinstance(value, torch.Tensor):
+            return Factor(value, dtype, self)
+        known = self._factors.get((id(value), dtype))
+        if known is None or known[0] is not value or known[1] != value._version:
+            self._factors[id(value), dtype] = known = (value, value._version, Factor(value, dtype, self))
+        return known[2]
+
+    def forget_factors(self) -> None:
+        """Once a step is over no gradient meets the same factor again."""
+        self._factors.clear()
+
+    def release(self, *, all: bool = False) -> None:
+        """Let go of what has been copied; with `all`, after waiting for it."""
+        while self._leaving and (all or self._leaving_bytes > self._limit_bytes or self._leaving[0][0].done()):
+            event, tensor = self._leaving.popleft()
+            self.device.wait(event)
+            self._leaving_bytes -= tensor.numel()
+
+    def _hold(self, event: Event, flat: torch.Tensor) -> None:
+        self.sent_bytes += flat.numel()
+        self._leaving.append((event, flat))
+        self._leaving_bytes += flat.numel()
+        self.release()

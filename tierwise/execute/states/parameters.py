@@ -1,0 +1,192 @@
+"""Parameters that live elsewhere: they come before their region runs and go after it.
+
+A unit's parameters are views of one storage on the device. Away, that storage has no bytes; autograd, the optimizer and the module keep
+their tensors, and a guard keeps everybody else from reading them. To come means to allocate the storage again and copy the unit into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import BadInput
+from ..device import Device, Direction, bytes_of
+from ..lanes import Event, Lane, Signal, already
+from .guards import Ask, guard, unguard
+from .homes import DiskChunks, HostFlat, Ring, copy_block
+from .torch_compat import without_torch_function
+from .units import Slot, Unit
+
+
+class Residence:
+    """A unit whose parameters live in `home`.
+
+    `wait_settled` waits until no update of them is pending, `settling` is the signal of one; `ask` is called when somebody touches them
+    while they are away, `written` when what is at home was replaced by what somebody wrote on the device.
+    """
+
+    def __init__(
+        self,
+        unit: Unit,
+        device: Device,
+        home: HostFlat | DiskChunks,
+        lane: Lane,
+        *,
+        wait_settled: Callable[[], None],
+        settling: Callable[[], Signal | None],
+        ask: Ask,
+        written: Callable[[], None],
+    ) -> None:
+        self.unit, self.home = unit, home
+        self.users = 0  # calls of its regions that run now
+        self.is_here = False
+        self.borrowed = False  # somebody other than a region asked for it, and may have written to it
+        self._device, self._lane = device, lane
+        self._wait_settled, self._settling = wait_settled, settling
+        self._ask, self._written = ask, written
+        self._coming: tuple[Signal | None, list[Event]] | None = None
+        made = device.empty(unit.nbytes)
+        self._storage = made.untyped_storage()
+        self._flat = made.view(unit.dtype)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [slot.parameter for slot in self.unit.slots]
+
+    @property
+    def storage(self) -> torch.UntypedStorage:
+        return self._storage
+
+    def adopt(self, values: Callable[[Slot], torch.Tensor], ring: Ring | None) -> None:
+        """Take the parameters to their home, and leave views without bytes in their place."""
+        if isinstance(self.home, HostFlat):
+            for slot in self.unit.slots:
+                slot.shaped(self.home.flat).copy_(values(slot).detach())
+        else:
+            for index, chunk in enumerate(self.unit.chunks()):
+                assert ring is not None
+                row = self.home.create(index, ring)[0]
+                for slot, piece in self.unit.pieces(chunk):
+                    flat = slot.flat(values(slot).detach())
+                    row[piece.start - chunk.start : piece.stop - chunk.start].copy_(flat[piece.start - slot.offset : piece.stop - slot.offset])
+                self.home.give(index, already())
+        for slot in self.unit.slots:
+            view = slot.shaped(self._flat)
+            if slot.parameter.device.type == "meta":
+                torch.utils.swap_tensors(slot.parameter, nn.Parameter(view, requires_grad=slot.parameter.requires_grad))
+            else:
+                slot.parameter.data = view
+        self.is_here = True
+        self.leave()
+
+    # -- coming and going -----------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to come. Bytes are allocated now; they are copied when no update of them is pending any more."""
+        if self.is_here or self._coming is not None:
+            return
+        self._device.resize(self._storage, self.unit.nbytes)
+        after = self._device.mark()  # the allocator may hand out bytes that compute issued earlier still uses
+        events: list[Event] = []
+        settling = self._settling()
+        if isinstance(self.home, HostFlat) and (settling is None or (settling.done() and not settling.failed())):
+            events.append(self._copy_in(after))
+            self._coming = None, events
+        else:
+            waits = (settling,) if settling is not None else ()
+            self._coming = self._lane.put(lambda: events.append(self._copy_in(after)), after=waits), events
+
+    def arrive(self) -> None:
+        """They are here for compute that comes from now on."""
+        if not self.is_here:
+            self.check_bound()
+            self.start()
+            assert self._coming is not None
+            (signal, events), self._coming = self._coming, None
+            try:
+                self._wait_settled()
+                if signal is not None:
+                    self._device.wait(signal)
+                self._device.wait(events[-1])
+            except BaseException:
+                self._device.resize(self._storage, 0)
+                raise
+            self.is_here = True
+        unguard(self.parameters)
+
+    def leave(self) -> None:
+        """Give the device's bytes back. What somebody may have written to them goes home first."""
+        if self._coming is not None:
+            self.arrive()
+        if not self.is_here:
+            return
+        if self.borrowed:
+            self.write_back()
+        self.is_here = False
+        self._device.resize(self._storage, 0)
+        guard(self.parameters, self._ask)
+
+    def lend(self) -> None:
+        """Come for somebody who reads or writes parameters by themselves; they stay until their region has run."""
+        self.arrive()
+        self.borrowed = True
+
+    def write_back(self) -> None:
+        """What is on the device becomes what is at home."""
+        self.borrowed = False
+        here, after = bytes_of(self._storage), self._device.mark()
+        if isinstance(self.home, HostFlat):
+            whole = slice(0, self.unit.nbytes)
+            event = copy_block(self._device, Direction.OUT, self.home.whole, whole, here, after=(after, self.home.last))
+            event.wait()
+            self.home.last = event
+        else:
+            self.home.write_from(self._device, here, after)
+        self._written()
+
+    def give_back(self, slot: Slot, like: torch.device) -> None:
+        """The parameter gets memory of its own again; the unit is here."""
+        slot.parameter.data = slot.shaped(self._flat).to(like, copy=True)
+
+    def on_host(self, slot: Slot) -> torch.Tensor:
+        """The parameter as it is at home, for a state_dict. In host memory those bytes themselves, in a tensor of exactly their length."""
+        self._wait_settled()
+        if self.borrowed:
+            self.write_back()
+        if isinstance(self.home, HostFlat):
+            part = self.home.flat[slot.offset : slot.stop]
+            alone = torch.frombuffer(part.view(torch.uint8).numpy().data, dtype=self.unit.dtype) if part.numel() else part.clone()
+            return alone.as_strided(slot.size, slot.stride)
+        flat = torch.empty(slot.numel, dtype=self.unit.dtype)
+        self.home.read_part(slice(slot.offset, slot.stop), flat)
+        return flat.as_strided(slot.size, slot.stride)
+
+    def check_bound(self) -> None:
+        first = self.unit.slots[0].parameter
+        with without_torch_function():
+            replaced = first.untyped_storage() is not self._storage
+        if replaced:
+            raise BadInput(
+                f"the parameters of {self.unit.name} were replaced by others ({first.device}) while they live elsewhere; "
+                f"call tierwise.release(model) before model.to(...), and fit it again after"
+            )
+
+    def free(self) -> None:
+        self.home.free()
+
+    def _copy_in(self, after: Event) -> Event:
+        destination = bytes_of(self._storage)
+        if isinstance(self.home, HostFlat):
+            whole = slice(0, self.unit.nbytes)
+            self.home.last = copy_block(self._device, Direction.IN, self.home.whole, whole, destination, after=(after, self.home.last))
+            return self.home.last
+        size, last = self.unit.dtype.itemsize, already()
+        reads: list[Any] = []
+        for index, chunk in enumerate(self.unit.chunks()):
+            reads.append(self.home.read_into(index, self._device, destination[chunk.start * size : chunk.stop * size], (after,)))
+        for read in reads:
+            read.wait()
+        return last

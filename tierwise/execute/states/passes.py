@@ -1,0 +1,163 @@
+"""Which code runs a formula where: compiled where it can be and has been seen to give the same bits, op by op elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+
+from .cpu_pass import CpuPass, can_run, open_cpu_pass
+from .rules import ADAMW, MOMENTUM, PLAIN, Rule, apply_rule
+
+_log = logging.getLogger(__name__)
+
+Run = Callable[..., None]
+"""run(rule, numbers, weights, gradient, states, out, scale=...)"""
+
+CHECKED_ELEMENTS = 100_003
+MEASURED_ELEMENTS = 1 << 25  # 0.9 GB: far past every cache
+
+
+class Passes:
+    """The formulas on the host and on one device. `threads`: how many the host's pass may use; by default it is measured."""
+
+    def __init__(self, device: torch.device, *, threads: int | None = None, compiled: bool = True) -> None:
+        self.device = device
+        self.host: CpuPass | None = open_cpu_pass(threads or default_threads()) if compiled else None
+        if self.host is not None and not _host_is_right():
+            _log.warning("the compiled update pass differs from the formula on this processor, so updates on the CPU run op by op")
+            self.host.close()
+            self.host = None
+        self._on_card = _checked_cuda_pass(device) if compiled and device.type == "cuda" else None
+
+    def __call__(
+        self,
+        rule: Rule,
+        numbers: Sequence[float],
+        weights: torch.Tensor,
+        gradient: torch.Tensor,
+        states: Sequence[torch.Tensor],
+        out: torch.Tensor | None = None,
+        *,
+        scale: float = 1.0,
+    ) -> None:
+        run: Run = apply_rule
+        if weights.device.type == "cuda":
+            if self._on_card is not None and self._on_card[1](gradient, out):
+                run = self._on_card[0]
+        elif self.host is not None and can_run(gradient, out):
+            run = self.host
+        run(rule, numbers, weights, gradient, states, out, scale=scale)
+
+    def words(self) -> str:
+        host = "op by op" if self.host is None else f"compiled, {self.host.threads} threads"
+        return f"updates on the CPU {host}; on the device {'compiled' if self._on_card else 'op by op'}"
+
+    def close(self) -> None:
+        if self.host is not None:
+            self.host.close()
+            self.host = None
+
+
+def same_bits(run: Run, device: torch.device, takes: Callable[[torch.Tensor, torch.Tensor | None], bool]) -> bool:
+    """Whether compiled code agrees with the formula, denormal numbers included."""
+    generator = torch.Generator().manual_seed(0)
+    count = CHECKED_ELEMENTS
+    settings = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1, "maximize": False}
+    settings |= {"momentum": 0.9, "dampening": 0.1, "nesterov": True}
+    for rule in (ADAMW, MOMENTUM, PLAIN):
+        for dtype in (torch.bfloat16, torch.float32):
+            exponents = torch.randint(-22, 1, (count,), generator=generator)
+            gradient = (torch.randn(count, generator=generator) * 10.0**exponents).to(dtype).to(device)
+            weights = torch.randn(count, generator=generator).to(device)
+            states = [torch.rand(count, generator=generator).to(device) * gradient.float().square() for _ in rule.states]
+            out = torch.empty(count, dtype=torch.bfloat16, device=device)
+            if not takes(gradient, out):
+                continue
+            mine = [tensor.clone() for tensor in (weights, *states, out)]
+            numbers = rule.numbers(settings, 3)
+            for scale in (1.0, 0.377):
+                apply_rule(rule, numbers, weights, gradient, states, out, scale=scale)
+                run(rule, numbers, mine[0], gradient, mine[1:-1], mine[-1], scale=scale)
+            if not all(map(torch.equal, (weights, *states, out), mine)):
+                return False
+    return True
+
+
+@cache
+def _host_is_right() -> bool:
+    """Looked at once in a process."""
+    run = open_cpu_pass(2)
+    assert run is not None
+    try:
+        return same_bits(run, torch.device("cpu"), can_run)
+    finally:
+        run.close()
+
+
+@cache
+def _checked_cuda_pass(device: torch.device) -> tuple[Run, Callable[[torch.Tensor, torch.Tensor | None], bool]] | None:
+    try:
+        from . import cuda_pass
+
+        if same_bits(cuda_pass.cuda_pass, device, cuda_pass.can_run):
+            return cuda_pass.cuda_pass, cuda_pass.can_run
+        reason = "it gives other bits than the formula on this card"
+    except Exception as error:  # no Triton, no compiler for its launcher, or a version that knows other names
+        reason = f"{type(error).__name__}: {error}"
+    _log.warning("updates on the device run op by op, about three times slower, because the kernel cannot be used: %s", reason)
+    return None
+
+
+# -- how many threads -------------------------------------------------------------------------------------------------------------------
+
+
+def default_threads() -> int:
+    """All cores this process may use but one, which launches the device's work."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores - 1)
+
+
+def parameters_per_second(
+    threads: int, *, compiled: bool = True, elements: int = MEASURED_ELEMENTS, repeats: int = 3, cpus: Sequence[int] | None = None
+) -> float:
+    """How many parameters AdamW updates a second on the host: bf16 gradient in, fp32 master and moments, bf16 parameter out.
+
+    `cpus` are the processors to run on, such as those of one NUMA node.
+    """
+    before = os.sched_getaffinity(0) if cpus is not None else None
+    threads_before = torch.get_num_threads()
+    if cpus is not None:
+        os.sched_setaffinity(0, cpus)  # of this thread; the pass's threads are its children
+    run = open_cpu_pass(threads) if compiled else None
+    try:
+        torch.set_num_threads(threads)
+        weights, mean, square = (torch.zeros(elements) for _ in range(3))
+        gradient, out = (torch.zeros(elements, dtype=torch.bfloat16) for _ in range(2))
+        weights.normal_(), gradient.copy_(weights)
+        numbers = ADAMW.numbers({"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1, "maximize": False}, 1)
+        best = float("inf")
+        for _ in range(repeats + 1):  # the first one touches the pages
+            start = time.perf_counter()
+            (run or apply_rule)(ADAMW, numbers, weights, gradient, [mean, square], out)
+            best = min(best, time.perf_counter() - start)
+        return elements / best
+    finally:
+        torch.set_num_threads(threads_before)
+        if run is not None:
+            run.close()
+        if before is not None:
+            os.sched_setaffinity(0, before)
+
+
+def best_threads(candidates: Sequence[int] | None = None, *, elements: int = MEASURED_ELEMENTS) -> tuple[int, float]:
+    """The number of threads that updates fastest, and how fast; the smaller of two that are within two hundredths."""
+    most = default_threads() + 1
+    tried = sorted({max(1, count) for count in candidates or (most // 4, most // 2, most * 3 // 4, most - 1, most)})
+    rates = {threads: parameters_per_second(threads, elements=elements) for threads in tried}
+    fastest = max(rates.values())
+    return next((threads, rate) for threads, rate in rates.items() if rate >= 0.98 * fastest)

@@ -1,0 +1,88 @@
+"""Torch's own arithmetic, wherever the tensors are: the user's optimizer class runs on pieces of parameters, or on whole ones.
+
+Used without masters. Adam, AdamW and SGD work element by element, so a piece of a parameter, of its gradient and of its state gives the bits the
+whole would have given (pieces begin at multiples of 256 elements, where vectorised loops begin too). Between processors the bits may differ,
+as torch's do: an update on the CPU equals torch on the CPU, one on the device equals torch on the device.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...errors import BadInput
+
+PIECEWISE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+OURS = (
+    "step",
+    "state_dict",
+    "load_state_dict",
+    "zero_grad",
+    "add_param_group",
+    "_step_supports_amp_scaling",
+)  # set on the instance by others and by us
+
+
+def is_piecewise(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer) in PIECEWISE
+
+
+def state_names(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+    """What the optimizer keeps for each element of a parameter."""
+    groups = optimizer.param_groups
+    if type(optimizer) is torch.optim.SGD:
+        return ("momentum_buffer",) if any(group["momentum"] for group in groups) else ()
+    if any(group["amsgrad"] for group in groups):
+        return "exp_avg", "exp_avg_sq", "max_exp_avg_sq"
+    return "exp_avg", "exp_avg_sq"
+
+
+def check_options(optimizer: torch.optim.Optimizer) -> None:
+    for option in ("differentiable", "capturable"):
+        if any(group.get(option) for group in optimizer.param_groups):
+            raise BadInput(f"{option}=True needs state that stays where torch put it; make the optimizer with {option}=False to place its state")
+
+
+def shadow_of(optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]], state: Any) -> torch.optim.Optimizer:
+    """An optimizer of the same class and settings over other tensors, without the hooks and the schedulers of the original."""
+    kind = type(optimizer)
+    shadow = kind.__new__(kind)
+    shadow.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name not in OURS})
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        shadow.__dict__[name] = OrderedDict()
+    shadow.param_groups = [dict(group) for group in groups]
+    shadow.state = state
+    return shadow
+
+
+def update_piece(
+    optimizer: torch.optim.Optimizer,
+    group: Mapping[str, Any],
+    step: int,
+    weights: torch.Tensor,
+    gradient: torch.Tensor,
+    states: Sequence[torch.Tensor],
+) -> None:
+    """The `step`-th update of a piece, in place."""
+    piece = weights.detach()
+    piece.grad = gradient
+    names = state_names(optimizer)
+    kept: dict[str, Any] = dict(zip(names, states, strict=True))
+    if type(optimizer) is torch.optim.SGD:
+        if step == 1 and names:
+            kept["momentum_buffer"] = None  # torch starts with the gradient itself
+    else:
+        device = piece.device if group.get("fused") else "cpu"
+        kept["step"] = torch.tensor(float(step - 1), device=device)
+        if "max_exp_avg_sq" in kept and not group["amsgrad"]:
+            del kept["max_exp_avg_sq"]
+    shadow = shadow_of(optimizer, [{**group, "params": [piece]}], defaultdict(dict, {piece: kept}))
+    shadow.step()
+    piece.grad = None
+    for name, state in zip(names, states, strict=True):
+        made = shadow.state[piece].get(name)
+        if made is not None and made is not state:
+            state.copy_(made)

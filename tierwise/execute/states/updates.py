@@ -1,0 +1,386 @@
+"""Updates in three places: on the device, on the CPU, and streamed through the device. Each unit has one; one step mixes them.
+
+    device     state, gradient and parameter are there: done at once, in line with compute
+    cpu        the gradient has come to the host; a lane of its own updates the state there, chunk by chunk, and sends the parameter to the device
+    streamed   a lane drives chunks of state to the device, a kernel beside compute updates them, and they go back: both directions at once
+
+An update on a lane is pending until somebody needs the parameter: the unit's next forward, or whoever reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from ..device import Device, Direction
+from ..host_pool import HostPool
+from ..lanes import Event, Lane, Signal, already
+from .arithmetic import Arithmetic
+from .beside import Beside
+from .gradients import Factor, Held, HostGradients
+from .homes import ChunkHome, DiskChunks, HostFlat, Ring, copy_block
+from .units import Slot, Unit
+from .whole import Whole
+
+STAGING_BUFFERS = 3  # one arriving, one in work, one leaving
+
+
+@dataclass(eq=False, slots=True)
+class Stored:
+    """A unit with everything that is kept for it."""
+
+    unit: Unit
+    names: tuple[str, ...] = ()  # rows of its state
+    dtype: torch.dtype = torch.float32
+    has_master: bool = False  # the first row holds the weights, the parameter is made from them
+    chunks: ChunkHome | None = None  # its state, in host memory or on disk
+    arrays: torch.Tensor | None = None  # its state, on the device
+    gradients: HostGradients | None = None
+    parameters: HostFlat | DiskChunks | None = None  # where they live if not on the device
+    held: dict[Slot, Held] = field(default_factory=dict)
+    arrived: set[Slot] = field(default_factory=set)
+    pending: Pending | None = None
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        return self.names[1:] if self.has_master else self.names
+
+    @property
+    def row_count(self) -> int:
+        return len(self.names)
+
+
+class Pending:
+    """An update under way. `event` is when the parameters are there, known once the lane has done its part."""
+
+    def __init__(self) -> None:
+        self.signal: Signal | None = None
+        self.event: Event = already()
+        self.keep: list[Any] = []  # bytes of the device that the update reads or writes
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring elements that are updated with the same numbers."""
+
+    span: slice
+    settled: Any
+    factor: Factor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One update of one unit."""
+
+    runs: tuple[Run, ...]
+    slots: frozenset[Slot]
+    gradients: dict[Slot, torch.Tensor]  # flat, on the device; empty if they are at home
+    targets: dict[Slot, torch.Tensor]  # parameters on the device, flat
+    arrivals: tuple[Event, ...]  # of gradients in host memory
+    ready: Event  # all compute that reads the old parameters
+
+    def parts(self, chunk: slice) -> list[tuple[Run, slice]]:
+        found = []
+        for run in self.runs:
+            start, stop = max(run.span.start, chunk.start), min(run.span.stop, chunk.stop)
+            if start < stop:
+                found.append((run, slice(start, stop)))
+        return found
+
+
+class Staging:
+    """Buffers on the device for chunks that pass through, counted by the plan."""
+
+    def __init__(self, device: Device, nbytes: int, count: int = STAGING_BUFFERS) -> None:
+        self.buffers = [device.empty(nbytes) for _ in range(count)]
+        self.free: list[Event] = [device.mark() for _ in range(count)]
+        self._turn = 0
+
+    def next(self) -> int:
+        self._turn = (self._turn + 1) % len(self.buffers)
+        return self._turn
+
+
+class Updates:
+    """The lanes, the buffers and the code of updates."""
+
+    def __init__(self, device: Device, pool: HostPool | None, arithmetic: Arithmetic, stored: Sequence[Stored]) -> None:
+        self.device, self.arithmetic = device, arithmetic
+        self._lanes: dict[str, Lane] = {}
+        self._rings: dict[str, Ring] = {}
+        self.staging: Staging | None = None
+        self.beside = Beside(device)
+        places = {home.unit.placement.update for home in stored if home.unit.trained}
+        for place in ("cpu", "streamed"):
+            if place in places:
+                self._lanes[place] = Lane(f"{place} update")
+        sizes = ring_bytes(stored)
+        for name, (nbytes, count) in sizes.items():
+            assert pool is not None
+            self._rings[name] = Ring(pool, nbytes, count)
+        staged = staging_bytes(stored)
+        if staged:
+            self.staging = Staging(device, staged)
+
+    @property
+    def host_lane(self) -> Lane:
+        """Where the host works on gradients: beside compute, before the updates that come after."""
+        if "cpu" not in self._lanes:
+            self._lanes["cpu"] = Lane("cpu update")
+        return self._lanes["cpu"]
+
+    def ring(self, kind: str, home: Stored) -> Ring | None:
+        return self._rings.get(f"{kind} {home.unit.placement.update}")
+
+    def launch(self, home: Stored, job: Job) -> Pending | None:
+        """Start an update; None if it is in line with compute, so that there is nothing to wait for."""
+        place = home.unit.placement.update
+        if place == "device":
+            self._on_device(home, job)
+            return None
+        pending = Pending()
+        pending.keep += [job.gradients, job.targets]
+        work = self._on_cpu if place == "cpu" else self._streamed
+
+        def run() -> None:
+            pending.event = work(home, job)
+
+        pending.signal = self._lanes[place].put(run)
+        return pending
+
+    def drain(self) -> None:
+        for lane in self._lanes.values():
+            lane.drain()
+
+    def close(self) -> None:
+        for lane in self._lanes.values():
+            lane.close()
+        for ring in self._rings.values():
+            ring.close()
+        self._lanes.clear()
+        self._rings.clear()
+        self.staging = None
+
+    # -- on the device ----------------------------------------------------------------------------------------------------------------
+
+    def _on_device(self, home: Stored, job: Job) -> None:
+        assert home.arrays is not None
+        for run, part in job.parts(slice(0, home.unit.numel)):
+            for slot, piece in home.unit.pieces(part):
+                target = job.targets[slot]
+                weights = home.arrays[0, piece] if home.has_master else target
+                rows = home.arrays[1:] if home.has_master else home.arrays
+                self.arithmetic.run(
+                    run.settled, weights, job.gradients[slot], [row[piece] for row in rows], target if home.has_master else None, _number(run.factor)
+                )
+
+    # -- on the CPU -------------------------------------------------------------------------------------------------------------------
+
+    def _on_cpu(self, home: Stored, job: Job) -> Event:
+        assert home.chunks is not None and home.gradients is not None
+        last: Event = already()
+        for event in job.arrivals:
+            event.wait()
+        gradient = home.gradients.flat
+        if isinstance(self.arithmetic, Whole):
+            return self._whole_on_cpu(home, job, self.arithmetic)
+        direct = home.has_master and home.parameters is None and home.dtype == home.unit.dtype  # the master itself can be copied
+        for index, chunk, parts in self._walk(home, job):
+            arrays, after = home.chunks.take(index)
+            for event in after:
+                event.wait()
+            out, bounce = None, None
+            if home.parameters is not None:
+                fresh, after = home.parameters.take(index)
+                for event in after:
+                    event.wait()
+                out = fresh[0]
+            elif not direct:
+                bounce = self._rings["bounce cpu"].next()
+                out = bounce.bytes.view(home.unit.dtype)[: chunk.stop - chunk.start]
+            rows = arrays[1:] if home.has_master else arrays
+            for run, part in parts:
+                here = slice(part.start - chunk.start, part.stop - chunk.start)
+                if home.has_master:
+                    weights, made = arrays[0, here], None if out is None else out[here]
+                else:
+                    assert out is not None
+                    weights, made = out[here], None
+                self.arithmetic.run(run.settled, weights, gradient[part], [row[here] for row in rows], made, _number(run.factor))
+            if home.parameters is not None:
+                home.parameters.give(index, already())
+                home.chunks.give(index, already())
+                continue
+            block = home.chunks.block(index) if bounce is None else bounce
+            for slot, piece in home.unit.pieces(chunk):
+                if slot in job.slots:
+                    size = home.unit.dtype.itemsize
+                    span = slice((piece.start - chunk.start) * size, (piece.stop - chunk.start) * size)
+                    there = job.targets[slot][piece.start - slot.offset : piece.stop - slot.offset].view(torch.uint8)
+                    last = copy_block(self.device, Direction.IN, block, span, there, after=(job.ready,))
+            home.chunks.give(index, last if bounce is None else already())
+            if bounce is not None:
+                self._rings["bounce cpu"].give(bounce, last)
+        return last
+
+    def _whole_on_cpu(self, home: Stored, job: Job, arithmetic: Whole) -> Event:
+        assert home.chunks is not None and home.gradients is not None
+        arrays, after = home.chunks.take(0)
+        for event in after:
+            event.wait()
+        settled = {slot: run.settled for run in job.runs for slot, _ in home.unit.pieces(run.span)}
+        numbers = {slot: _number(run.factor) for run in job.runs for slot, _ in home.unit.pieces(run.span)}
+        flat = home.gradients.flat
+        gradients = {slot: slot.shaped(flat) if numbers[slot] == 1.0 else slot.shaped(flat).mul(numbers[slot]) for slot in job.slots}
+        ordered = [slot for slot in home.unit.slots if slot in job.slots]
+        arithmetic.run_unit(settled, {slot: slot.shaped(arrays[0]) for slot in ordered}, gradients)
+        last: Event = already()
+        if home.parameters is not None:
+            fresh, after = home.parameters.take(0)
+            for event in after:
+                event.wait()
+            for slot in ordered:
+                fresh[0, slot.offset : slot.stop].copy_(arrays[0, slot.offset : slot.stop])
+            home.parameters.give(0, already())
+        else:
+            size = home.unit.dtype.itemsize
+            for slot in ordered:
+                span, there = slice(slot.offset * size, slot.stop * size), job.targets[slot].view(torch.uint8)
+                last = copy_block(self.device, Direction.IN, home.chunks.block(0), span, there, after=(job.ready,))
+        home.chunks.give(0, last)
+        return last
+
+    # -- through the device -------------------------------------------------------------------------------------------------------------
+
+    def _streamed(self, home: Stored, job: Job) -> Event:
+        assert home.chunks is not None and self.staging is not None
+        last: Event = already()
+        for event in job.arrivals:
+            event.wait()  # here and not on the copy lane: the host's work on a gradient may stand behind updates that wait for that lane
+        leaving: tuple[int, Event] | None = None
+        for index, chunk, parts in self._walk(home, job):
+            number = self.staging.next()
+            layout = _Staged(home, chunk, self.staging.buffers[number])
+            _, after = home.chunks.take(index)
+            come = copy_block(
+                self.device, Direction.IN, home.chunks.block(index), home.chunks.span(index), layout.state_bytes,
+                after=(self.staging.free[number], *after),
+            )  # fmt: skip
+            if home.gradients is not None:
+                size = home.unit.dtype.itemsize
+                span = slice(chunk.start * size, chunk.stop * size)
+                come = copy_block(self.device, Direction.IN, home.gradients.block, span, layout.gradient_bytes, after=(come,))
+            if home.parameters is not None:
+                _, after = home.parameters.take(index)
+            if home.parameters is not None and not _makes_all(home, chunk, parts):
+                come = copy_block(
+                    self.device, Direction.IN, home.parameters.block(index), home.parameters.span(index), layout.parameter_bytes, after=after
+                )
+            with self.beside.after((come, job.ready)):
+                self._compute_staged(home, job, chunk, parts, layout)
+                done = self.device.mark()
+            last = copy_block(self.device, Direction.OUT, home.chunks.block(index), home.chunks.span(index), layout.state_bytes, after=(done,))
+            if home.parameters is not None:
+                last = copy_block(
+                    self.device, Direction.OUT, home.parameters.block(index), home.parameters.span(index), layout.parameter_bytes, after=(done,)
+                )
+            self.staging.free[number] = last
+            if leaving is not None:
+                self._give(home, *leaving)
+            leaving = index, last
+            if home.parameters is None:
+                last = done
+        if leaving is not None:
+            self._give(home, *leaving)
+        return last
+
+    def _compute_staged(self, home: Stored, job: Job, chunk: slice, parts: Sequence[tuple[Run, slice]], layout: _Staged) -> None:
+        arrays = layout.state
+        rows = arrays[1:] if home.has_master else arrays
+        for run, part in parts:
+            for slot, piece in home.unit.pieces(part):
+                here = slice(piece.start - chunk.start, piece.stop - chunk.start)
+                in_slot = slice(piece.start - slot.offset, piece.stop - slot.offset)
+                target = layout.parameter[here] if home.parameters is not None else job.targets[slot][in_slot]
+                gradient = layout.gradient[here] if home.gradients is not None else job.gradients[slot][in_slot]
+                weights, out = (arrays[0, here], target) if home.has_master else (target, None)
+                self.arithmetic.run(run.settled, weights, gradient, [row[here] for row in rows], out, _number(run.factor))
+
+    def _give(self, home: Stored, index: int, after: Event) -> None:
+        assert home.chunks is not None
+        home.chunks.give(index, after)
+        if home.parameters is not None:
+            home.parameters.give(index, after)
+
+    # -- chunk after chunk --------------------------------------------------------------------------------------------------------------
+
+    def _walk(self, home: Stored, job: Job) -> Iterator[tuple[int, slice, list[tuple[Run, slice]]]]:
+        """The chunks that have something to update; the next is on its way from the disk while one is in work."""
+        assert home.chunks is not None
+        found = [(index, chunk, parts) for index, chunk in enumerate(home.unit.chunks()) if (parts := job.parts(chunk))]
+        rings = self.ring("state", home), self.ring("parameters", home)
+        for place, item in enumerate(found):
+            for index, chunk, parts in found[place : place + 2]:
+                home.chunks.start(index, rings[0])
+                if home.parameters is not None:
+                    home.parameters.start(index, rings[1], fresh=_makes_all(home, chunk, parts))
+            yield item
+
+
+class _Staged:
+    """Where the arrays of a chunk lie in a staging buffer: the state's rows, then the gradient, then the parameter."""
+
+    def __init__(self, home: Stored, chunk: slice, buffer: torch.Tensor) -> None:
+        count = chunk.stop - chunk.start
+        narrow = count * home.unit.dtype.itemsize
+        cuts = [0, home.row_count * count * home.dtype.itemsize]
+        cuts += [cuts[-1] + narrow * (home.gradients is not None)]
+        cuts += [cuts[-1] + narrow * (home.parameters is not None)]
+        self.state_bytes, self.gradient_bytes, self.parameter_bytes = (buffer[low:high] for low, high in pairwise(cuts))
+        self.state = self.state_bytes.view(home.dtype).view(home.row_count, count)
+        self.gradient = self.gradient_bytes.view(home.unit.dtype)
+        self.parameter = self.parameter_bytes.view(home.unit.dtype)
+
+
+def staging_bytes(stored: Sequence[Stored]) -> int:
+    """One staging buffer for all streamed units."""
+    most = 0
+    for home in stored:
+        if home.unit.trained and home.unit.placement.update == "streamed":
+            elements = min(home.unit.chunk_elements, home.unit.numel)
+            narrow = (home.unit.placement.gradients == "host") + (home.unit.placement.parameters != "device")
+            most = max(most, elements * (home.row_count * home.dtype.itemsize + narrow * home.unit.dtype.itemsize))
+    return most
+
+
+def ring_bytes(stored: Sequence[Stored]) -> dict[str, tuple[int, int]]:
+    """Host buffers, by what they are for and the place of the update: bytes of one, and how many."""
+    sizes: dict[str, tuple[int, int]] = {}
+
+    def want(name: str, nbytes: int, count: int) -> None:
+        sizes[name] = max(sizes.get(name, (0, 0))[0], nbytes), count
+
+    for home in stored:
+        unit, place = home.unit, home.unit.placement
+        elements = min(unit.chunk_elements, unit.numel)
+        if unit.trained and place.state == "nvme":
+            want(f"state {place.update}", home.row_count * elements * home.dtype.itemsize, 4)
+        if unit.trained and place.parameters == "nvme" and place.update != "device":
+            want(f"parameters {place.update}", elements * unit.dtype.itemsize, 4)
+        if unit.trained and place.update == "cpu" and place.parameters == "device" and home.dtype != unit.dtype:
+            want("bounce cpu", elements * unit.dtype.itemsize, 3)
+    return sizes
+
+
+def _makes_all(home: Stored, chunk: slice, parts: Sequence[tuple[Run, slice]]) -> bool:
+    """Whether every parameter of a chunk is made anew from its master, so that the old ones need not be there."""
+    made = {slot for _, part in parts for slot, _ in home.unit.pieces(part)}
+    return home.has_master and all(slot in made for slot, _ in home.unit.pieces(chunk))
+
+
+def _number(factor: Factor | None) -> float:
+    return 1.0 if factor is None else factor.number()
