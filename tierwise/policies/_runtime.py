@@ -34,7 +34,6 @@ def swap_tiers(problem: Problem) -> tuple[str, ...]:
 
 class Runtime:
     faults = False  # whether what an op finds missing comes by page faults
-    keeps_copies = False  # whether bytes elsewhere stay when a storage comes to the device; until it changes it can then leave without a copy
 
     def __init__(self, problem: Problem, home: Homes) -> None:
         self.problem, self.graph, self.machine = problem, problem.graph, problem.machine
@@ -73,6 +72,10 @@ class Runtime:
         """Whom to send out when there is no room, in this order; what is not on the device or needed is passed over. Here: needed last."""
         here = [s for s, tiers in self.current.items() if self.device in tiers and s not in needed and s not in self.leaving_to and self.nbytes[s]]
         return sorted(here, key=lambda s: (-self.next_use(s), s))
+
+    def keeps_copy(self, storage: int) -> bool:
+        """Whether its bytes elsewhere stay when a storage comes to the device; until it changes it can then leave without a copy."""
+        return False
 
     # -- what it can ask and do -----------------------------------------------------------------------------------------------------
 
@@ -149,6 +152,20 @@ class Runtime:
                 return True
         return False
 
+    def send_out(self, storage: int) -> bool:
+        """Copy a storage to the fastest tier with room, in the background: its bytes are given back when that is done."""
+        return any(self.send(storage, tier) for tier in self.tiers)
+
+    def copy_between(self, storage: int, src: str, dst: str) -> bool:
+        """Copy a storage from one other tier to another, if there is room."""
+        if not self._has_room_elsewhere(storage, dst):
+            return False
+        self._do(Copy(storage, src, dst))
+        self._charge(dst, self.nbytes[storage])
+        self.present[storage].add(dst)
+        self.current[storage].add(dst)
+        return True
+
     # -- the step -------------------------------------------------------------------------------------------------------------------
 
     def run(self) -> Schedule:
@@ -162,7 +179,7 @@ class Runtime:
             self.next_op = op.id
             self._settle()
             self.before(op)
-            self._make_ready(op)
+            self.make_ready(op)
             self._compute(op)
             self.after(op)
         self.next_op = len(self.graph.ops)
@@ -178,7 +195,8 @@ class Runtime:
             if self.leaving_to.get(storage, (-1, ""))[0] == step:
                 self._let_go(storage)
 
-    def _make_ready(self, op: Op) -> None:
+    def make_ready(self, op: Op) -> None:
+        """Have all that the op needs, and room for what it makes; what is missing is fetched while the op waits."""
         touched = {*op.reads, *op.writes, *op.mutates}
         self.make_room(self.bytes_needed(op), touched)
         for storage in dict.fromkeys(op.reads + op.mutates):
@@ -208,7 +226,7 @@ class Runtime:
         def full() -> bool:
             return any(self.held[name] + self.nbytes[storage] > self.machine.capacity(name) for name in self.machine.enclosing[tier])
 
-        if full() and self.keeps_copies:
+        if full():  # copies of what is on the device give way
             for other in sorted(self.present):
                 if tier in self.present[other] and self.device in self.current[other] and tier not in self.home.get(other, ()):
                     if other not in self.leaving_to:
@@ -224,7 +242,7 @@ class Runtime:
     def _stay(self, storage: int) -> None:
         """Call a copy out off; if its bytes elsewhere are not its home, they go."""
         _, tier = self.leaving_to.pop(storage)
-        if tier not in self.home.get(storage, ()) and not self.keeps_copies:
+        if tier not in self.home.get(storage, ()) and not self.keeps_copy(storage):
             self._drop(storage, tier)
 
     def _fetch(self, storage: int, *, fault: bool = False) -> None:
@@ -234,7 +252,7 @@ class Runtime:
         self._charge(self.device, nbytes)
         self.present[storage].add(self.device)
         self.current[storage].add(self.device)
-        if not self.keeps_copies:
+        if not self.keeps_copy(storage):
             self._forget_elsewhere(storage)
 
     def _compute(self, op: Op) -> None:
