@@ -20,12 +20,12 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import OutOfHostMemory, StorageFull
 from ..ir import INPUTS, CallPlan
+from ..ir.program import MIN_SENT_BYTES
 from .copies import Copies, Pending, Ticket
 from .layout import copyable
 from .recording import Recording
 
 MAX_AHEAD = 16  # calls of regions that a copy back may start before its own
-MIN_SENT_BYTES = 1 << 12  # seeds and the like stay: they cost a copy and give back nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,7 @@ class RegionPlan:
     call: CallPlan
     saved: tuple[str, ...] = ()  # names of the values it saves, in the order it saves them, without inputs, parameters and results
     id: int = -1  # of the region call in the plan's graph
+    sends_all: bool = False  # everything that is worth it
 
 
 class Trouble:
@@ -139,9 +140,8 @@ class RegionRun:
         names: Sequence[str] = plan.saved
         if len(names) != len(own):  # an eager call, or a compiler that saves in its own way: everything goes, or nothing
             names = ["*"] * len(own)
-        everything = set(plan.call.sent) >= set(plan.saved)
         for saved, name in zip(own, names, strict=True):
-            if (name in plan.call.sent or everything) and saved.tensor is not None and _is_worth_it(saved.tensor):
+            if (name in plan.call.sent or plan.sends_all) and saved.tensor is not None and _is_worth_it(saved.tensor):
                 yield name, saved
 
 
@@ -159,6 +159,7 @@ class Pass:
     ) -> None:
         self.copies, self.trouble, self.recording = copies, trouble, recording
         self.lasting = lasting  # storages that stay whatever becomes of the step, by id
+        self.moves = any(plan.call.sent for plan in plans.values())
         self._plans = plans
         self._runs: list[weakref.ref[RegionRun]] = []  # autograd's nodes hold them
         self._times: dict[str, int] = {}

@@ -220,7 +220,8 @@ class PlannedPass(Pass):
         return out
 
     def _attempt(self, region: RegionForward, run: RegionRun, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with saved_tensors_hooks(run.pack, run.unpack):
+        # Where nothing moves there is nothing to see, and a hook costs the host a few microseconds for each tensor.
+        with saved_tensors_hooks(run.pack, run.unpack) if self.moves else contextlib.nullcontext():
             try:
                 return run.plan.forward(region.module, *args, **kwargs)
             except CannotCapture as error:
