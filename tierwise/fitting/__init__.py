@@ -8,7 +8,6 @@ tierwise.release(model)
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import nn
 from ..errors import BadInput
 from ..execute.device import Device
 from ..execute.session import session_of
+from ..integrations.progress import Teller
 from ..ir import Machine
 from ..units import parse_bytes, parse_store
 from .fitted import Fitted, Settings, log_level_from_environment
@@ -70,13 +70,15 @@ def fit(
         compile=here.torch_device.type == "cuda" if compile is None else compile,
         verify=verify,
     )
-    fitted = Fitted(model, optimizer, here, machine or machine_of(here), settings, progress or _say, closes_device=device is None)
+    fitted = Fitted(model, optimizer, here, machine or machine_of(here), settings, progress or Teller(), closes_device=device is None)
     if example is not None:
         try:
             fitted.prepare(*_call_of(example))
         except BaseException:
             release(model)
             raise
+        finally:
+            fitted.tell()
     return model if optimizer is None else (model, optimizer)
 
 
@@ -121,8 +123,3 @@ def _free_bytes(device: Device) -> int:
         return device.capacity_bytes
     free, _ = torch.cuda.mem_get_info(device.torch_device)
     return max(1, free + device.memory().reserved_bytes - MARGIN_BYTES)
-
-
-def _say(what: str) -> None:
-    if sys.stderr.isatty():
-        print(f"tierwise: {what}", file=sys.stderr)

@@ -81,6 +81,8 @@ class Fitted:
         )
         self.meter = Meter(self)
         self._progress = progress
+        self._tell = getattr(progress, "over", lambda sentence="": None)
+        self._told: Plan | None = None
         self._closes_device = closes_device
         self._modules, self._parameters = list(model.modules()), list(model.parameters())
         self._menus: dict[Any, PreparedMenu] = {}
@@ -122,6 +124,18 @@ class Fitted:
             stack.callback(self.session.close)
 
     def _before_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plans | None:
+        try:
+            return self._plans(args, kwargs)
+        finally:
+            self.tell()
+
+    def tell(self) -> None:
+        """Whoever watches the work hears that it is done, and once what came of it."""
+        new = self.current is not None and self.current is not self._told
+        self._told = self.current
+        self._tell(self.current.words()[0] if new and self.current is not None else "")
+
+    def _plans(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plans | None:
         self._learn()
         if not needs_backward(self._parameters, args, kwargs):
             return None
