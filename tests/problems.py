@@ -5,7 +5,9 @@ Sizes are bytes and times are seconds with no scale: a link of 10 moves ten byte
 
 from __future__ import annotations
 
-from tierwise.ir import Costs, Graph, Link, Machine, Op, Phase, Problem, Processor, Role, Storage, Tier
+from dataclasses import replace
+
+from tierwise.ir import Codec, Costs, Graph, Link, Machine, Op, Phase, Problem, Processor, Role, Storage, Tier, Variant
 
 FORWARD, BACKWARD, UPDATE = Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE
 
@@ -26,6 +28,35 @@ def machine(hbm: int = 10_000, dram: int = 100_000, nvme: int = 1_000_000, *, ra
         processors=(Processor("gpu", "hbm"), Processor("cpu", "dram")),
         source="made up",
     )
+
+
+def with_codecs(problem: Problem, *, rate: float = 20.0) -> Problem:
+    """`half` gives back every bit of half the bytes, `tenth` rounds to a tenth; the gpu codes `rate` bytes a second, the cpu half of that."""
+    sizes = {s.id: s.nbytes for s in problem.graph.storages if s.role in (Role.ACTIVATION, Role.INPUT)}
+    rates = {"gpu": rate, "cpu": rate / 2}
+    codecs = (
+        Codec("half", {s: -(-size // 2) for s, size in sizes.items()}, rates, rates),
+        Codec("tenth", {s: -(-size // 10) for s, size in sizes.items()}, rates, rates, lossy=True),
+    )
+    return replace(problem, costs=replace(problem.costs, codecs=codecs))
+
+
+def with_engines(on: Machine) -> Machine:
+    """The links between device and host encode and decode `half` on the way, 15 plain bytes a second."""
+    links = tuple(replace(link, codecs={"half": 15.0}) if {link.src, link.dst} == {"hbm", "dram"} else link for link in on.links)
+    return replace(on, links=links)
+
+
+def with_sign_bits(problem: Problem) -> Problem:
+    """Each relu's backward can do with the signs of what it reads: an eighth of the bytes, in half the time. Signs do not become numbers again."""
+    graph, sizes, variants = problem.graph, {}, []
+    for op in graph.ops:
+        if op.kind == "relu_backward":
+            saved = [s for s in op.reads if any(graph.ops[w].kind == "relu" for w in graph.writers[s])]
+            sizes |= {s: -(-graph.storages[s].nbytes // 8) for s in saved}
+            variants.append(Variant(op.id, "signs", {"gpu": problem.seconds(op.id, "gpu") / 2}, forms=dict.fromkeys(saved, "sign")))
+    codecs = (*problem.costs.codecs, Codec("sign", sizes, {"gpu": 20.0}))
+    return replace(problem, costs=replace(problem.costs, codecs=codecs, variants=(*problem.costs.variants, *variants)))
 
 
 class GraphBuilder:

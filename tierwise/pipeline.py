@@ -194,10 +194,11 @@ def describe(problem: Problem, policy: str, schedule: Schedule, timeline: Timeli
     copied = 0
     for step in schedule.steps:
         if isinstance(step, Copy):
-            copied += problem.graph.storages[step.storage].nbytes
+            if step.src != step.dst:
+                copied += problem.form_bytes(step.storage, step.src_form or step.dst_form)
         elif isinstance(step, Compute):
             if (step.op, step.iteration) in seen:
-                again.append(problem.seconds(step.op, step.on))
+                again.append(problem.seconds(step.op, step.on, step.variant))
             seen.add((step.op, step.iteration))
     return Row(
         policy=policy,

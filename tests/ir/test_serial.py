@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import random
 from pathlib import Path
 
 import pytest
-from problems import FORWARD, GraphBuilder, chain, machine
+from problems import FORWARD, GraphBuilder, chain, machine, with_codecs, with_engines, with_sign_bits
 
 from tierwise.errors import BadFile, ForeignFile, TierwiseError
 from tierwise.ir import Compute, Copy, Free, Graph, Machine, Problem, Region, RegionCall, Role, Schedule, Timeline, check_schedule, serial
@@ -32,7 +33,19 @@ SCHEDULE = Schedule(
     home={0: ("hbm",), 1: ("dram", "nvme")},
     addresses={(0, 2): 64, (-1, 0): 0},
 )
-DOCUMENTS = [full_graph(), PROBLEM.graph, machine(), PROBLEM, SCHEDULE, plan(PROBLEM, "keep_all"), simulate(PROBLEM, plan(PROBLEM, "keep_all"))]
+CHOICES = dataclasses.replace(with_sign_bits(with_codecs(chain(4, kinds=("conv2d", "relu")))), machine=with_engines(machine()))
+FORMS = Schedule((Compute(0, variant="fft"), Copy(2, "hbm", "dram", src_form="", dst_form="half"), Free(2, "hbm", form="half")), home={})
+DOCUMENTS = [
+    full_graph(),
+    PROBLEM.graph,
+    machine(),
+    PROBLEM,
+    CHOICES,
+    SCHEDULE,
+    FORMS,
+    plan(PROBLEM, "keep_all"),
+    simulate(PROBLEM, plan(PROBLEM, "keep_all")),
+]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: type(d).__name__)

@@ -26,6 +26,12 @@ def test_one_line_for_each_step():
         Copy(a0, "dram", "hbm", iteration=-1),
         Free(batch, "dram", iteration=-1),
         Compute(0),
+        Compute(1, variant="fft"),
+        Copy(a0, "hbm", "hbm", dst_form="zvc"),
+        Copy(a0, "hbm", "dram", src_form="zvc", dst_form="zvc"),
+        Copy(a0, "dram", "hbm", src_form="zvc"),
+        Copy(a0, "hbm", "hbm", src_form="zvc"),
+        Free(a0, "hbm", form="zvc"),
     )
     assert list(schedule_lines(graph, Schedule(steps, {}))) == [
         "compute fwd0",
@@ -35,4 +41,10 @@ def test_one_line_for_each_step():
         "copy a0 dram -> hbm @-1",
         "free batch dram @-1",
         "recompute fwd0",
+        "compute fwd1 by fft",
+        "encode a0 in hbm as zvc",
+        "copy a0 hbm as zvc -> dram as zvc",
+        "copy a0 dram as zvc -> hbm",
+        "decode a0 in hbm as zvc",
+        "free a0 hbm as zvc",
     ]

@@ -9,9 +9,11 @@ from graphs import training_steps
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from interpreter import run_program, run_schedule
+from problems import with_codecs, with_engines
 
 from tierwise.errors import InvalidSchedule
 from tierwise.ir import Compute, Copy, Free, Problem, Schedule, Timeline, check_schedule, peak_bytes
+from tierwise.ir.schedule import held_as
 from tierwise.policies._gaps import Drop, Swap, build, can_recompute, gaps
 from tierwise.simulate import lower_bound_seconds, simulate
 
@@ -21,11 +23,19 @@ relaxed = settings(max_examples=150, deadline=None, suppress_health_check=list(H
 @st.composite
 def planned_steps(draw) -> tuple[Problem, Schedule]:
     """A step and a random legal choice for its gaps, at the smallest budget that choice needs or some bytes more."""
-    problem = draw(training_steps())
+    problem = with_codecs(draw(training_steps()), rate=draw(st.sampled_from((5.0, 100.0))))
+    if draw(st.booleans()):
+        problem = dataclasses.replace(problem, machine=with_engines(problem.machine))
     swaps, drops = [], []
     for gap in gaps(problem):
-        choice = draw(st.sampled_from(("keep", "swap", "drop")))
-        if choice == "swap":
+        choice = draw(st.sampled_from(("keep", "swap", "swap encoded", "encode", "drop")))
+        codes = gap.storage in problem.costs.codec_named["half"].encoded_bytes and not gap.wraps
+        if choice in ("swap encoded", "encode") and codes:
+            out = draw(st.integers(gap.start + 1, gap.end - 1))
+            free = draw(st.integers(out, gap.end - 1))
+            tier = "hbm" if choice == "encode" else draw(st.sampled_from(("dram", "nvme")))
+            swaps.append(Swap(gap.storage, tier, out, free, draw(st.integers(free + 1, gap.end)), join=draw(st.booleans()), codec="half"))
+        elif choice == "swap":
             count = len(problem.graph.ops)
             out = draw(st.integers(gap.start + 1, min(gap.end - 1, count) if gap.wraps else gap.end - 1))
             back = draw(st.integers(0, gap.end - count)) if gap.wraps else draw(st.integers(out + 1, gap.end))
@@ -84,12 +94,13 @@ def check_data_flow(problem: Problem, schedule: Schedule, timeline: Timeline) ->
             for storage in op.writes + op.mutates:
                 there[storage, "hbm"] = end[step]
         elif isinstance(what, Copy):
-            assert start[step] >= there.get((what.storage, what.src), 0.0) - 1e-9
-            last_read[what.storage, what.src] = max(end[step], last_read.get((what.storage, what.src), 0.0))
-            there[what.storage, what.dst] = end[step]
+            source = (what.storage, held_as(what.src, what.src_form))
+            assert start[step] >= there.get(source, 0.0) - 1e-9
+            last_read[source] = max(end[step], last_read.get(source, 0.0))
+            there[what.storage, held_as(what.dst, what.dst_form)] = end[step]
         else:
-            there.pop((what.storage, what.tier), None)
-            last_read.pop((what.storage, what.tier), None)
+            there.pop((what.storage, held_as(what.tier, what.form)), None)
+            last_read.pop((what.storage, held_as(what.tier, what.form)), None)
 
 
 @relaxed

@@ -6,6 +6,9 @@ A schedule is played in list order. Every storage has a current version (graph.p
   inputs, nor again after the optimizer overwrote one of them. It may run again otherwise, unless it mutates or is not replayable.
 - a recomputed output that is still there is made twice: the second copy is scratch for the duration of the op.
 - a Copy needs the current version at its source; onto an older version of the same storage it reuses those bytes.
+- what is encoded is a copy of its own in its tier: no op reads it but a variant that says so. Within a tier, the processor that works there must
+  know the codec; between tiers bytes go as they are, unless the link has an engine for it. No codec follows on another.
+- a variant of an op reads what it says, in the versions program order gives the op, and takes the workspace it says.
 - bytes are held from the step that makes them to the Free that names them, in list order; workspace during its op; the bounce buffer of a
   link for the whole step. A tier within another is charged to both. With addresses, no two live ranges of the device's tier may overlap.
 - a cyclic schedule is played twice: what the first period leaves must be exactly what the second leaves, one step later. Lasting storages
@@ -20,9 +23,9 @@ from typing import NoReturn
 
 from ..errors import InvalidGraph, InvalidSchedule, OverCapacity
 from ..units import format_bytes
-from .graph import Graph, Role
-from .problem import Problem
-from .schedule import AT_START, WORKSPACE, Compute, Copy, Free, Schedule, Step
+from .graph import Graph, Op, Role
+from .problem import Problem, Variant
+from .schedule import AT_START, WORKSPACE, Compute, Copy, Free, Schedule, Step, held_as
 
 ALWAYS_LASTING = (Role.PARAM, Role.BUFFER, Role.OPTIMIZER_STATE)
 
@@ -73,9 +76,9 @@ class _Game:
         self.reach = {processor.name: self.machine.reachable(processor.name) for processor in self.machine.processors}
         self.device_tier = problem.device_tier
         self.addressed = bool(schedule.addresses)
-        self.present: dict[tuple[int, int, str], int] = {}  # (storage, iteration or 0 if lasting, tier) -> version
+        self.present: dict[tuple[int, int, str], int] = {}  # (storage, iteration or 0 if lasting, place) -> version
         self.current: dict[tuple[int, int], int] = {}
-        self.address: dict[tuple[int, int], int] = {}  # of what is in the device's tier
+        self.address: dict[tuple[int, int, str], int] = {}  # of what is in the device's tier, by place
         self.ranges: list[tuple[int, int]] = []  # live (start, end) of the device's tier, sorted
         self.ran: dict[tuple[int, int], int] = {}  # (op, iteration) -> times
         self.held = {tier.name: 0 for tier in self.machine.tiers}
@@ -83,6 +86,8 @@ class _Game:
         self.first_over: dict[str, int] = {}
         self.period = 0
         self.step = -1
+        forms = {form for s in schedule.steps if isinstance(s, Copy) and (form := s.dst_form)}
+        self.places = [*self.machine.tier_named, *(held_as(tier, form) for tier in self.machine.tier_named for form in sorted(forms))]
         self._check_home()
         for link in {(s.src, s.dst) for s in schedule.steps if isinstance(s, Copy)}:
             if (used := self.machine.link_between.get(link)) and used.staging_bytes:
@@ -123,7 +128,7 @@ class _Game:
         op, iteration = self.graph.ops[step.op], self.period + step.iteration
         if step.on not in self.machine.processor_named:
             self._refuse(f"{op.name} runs on {step.on!r}; the machine has {', '.join(self.machine.processor_named)}")
-        if (op.id, step.on) not in self.problem.costs.op_seconds:
+        if not step.variant and (op.id, step.on) not in self.problem.costs.op_seconds:
             self._refuse(f"{op.name} has no cost on {step.on}: it cannot run there")
         times = self.ran.get((op.id, iteration), 0)
         if times and op.mutates:
@@ -131,14 +136,19 @@ class _Game:
         if times and not op.replayable:
             self._refuse(f"{op.name} runs a second time, but it cannot be replayed")
         self.ran[op.id, iteration] = times + 1
-        for storage, version in self.needs[op.id]:
-            self._require(op.name, storage, iteration, step.on, version)
         tier = self.machine.processor_named[step.on].tier
         scratch = op.workspace_bytes
+        if step.variant:
+            variant = self._variant(op, step)
+            scratch = variant.workspace_bytes
+            self._require_for(variant, op, iteration, step.on)
+        else:
+            for storage, version in self.needs[op.id]:
+                self._require(op.name, storage, iteration, step.on, version)
         taken_over = {new: old for old, new in op.in_place}
         transient: list[tuple[int, int]] = []
-        if op.workspace_bytes and self.addressed and tier == self.device_tier:
-            transient.append(self._claim(WORKSPACE, op.workspace_bytes))
+        if scratch and self.addressed and tier == self.device_tier:
+            transient.append(self._claim(WORKSPACE, scratch))
         for storage in op.writes:
             instance = self._instance(storage, iteration)
             version = self._version_made(op.id, storage, iteration)
@@ -166,29 +176,83 @@ class _Game:
         for span in transient:
             self.ranges.remove(span)
 
+    def _variant(self, op: Op, step: Compute) -> Variant:
+        variant = self.problem.costs.variant_of.get((op.id, step.variant))
+        if variant is None:
+            known = [name for other, name in self.problem.costs.variant_of if other == op.id]
+            self._refuse(f"{op.name} runs by {step.variant!r}; it has {', '.join(known) or 'no variants'}")
+        if step.on not in variant.seconds:
+            self._refuse(f"{op.name} by {variant.name} has no cost on {step.on}: it cannot run there")
+        if variant.reads is not None and any(old not in variant.reads or old in variant.forms for old, _ in op.in_place):
+            self._refuse(f"{op.name} takes over bytes that {variant.name} does not read")
+        return variant
+
+    def _require_for(self, variant: Variant, op: Op, iteration: int, on: str) -> None:
+        reads = op.reads if variant.reads is None else variant.reads
+        for storage in dict.fromkeys(reads + op.mutates):
+            version = bisect.bisect_left(self.graph.writers[storage], op.id)
+            self._require(f"{op.name} by {variant.name}", storage, iteration, on, version, variant.forms.get(storage, ""))
+
     def _copy(self, step: Copy) -> None:
         storage = self._known(step.storage)
-        if (step.src, step.dst) not in self.machine.link_between:
-            self._refuse(f"there is no link from {step.src!r} to {step.dst!r} to copy {self._name(storage)} over")
+        self._check_way(step)
+        src, dst = held_as(step.src, step.src_form), held_as(step.dst, step.dst_form)
         instance = self._instance(storage, self.period + step.iteration)
-        held = self.present.get((storage, instance, step.src))
+        held = self.present.get((storage, instance, src))
         if held is None:
-            self._refuse(f"copy of {self._name(storage)} from {step.src}, where it is not")
+            self._refuse(f"copy of {self._name(storage)} from {src}, where it is not")
         if held != self.current[storage, instance]:
-            self._refuse(f"copy of {self._name(storage)} from {step.src}, where it is out of date")
-        there = self.present.get((storage, instance, step.dst))
+            self._refuse(f"copy of {self._name(storage)} from {src}, where it is out of date")
+        there = self.present.get((storage, instance, dst))
         if there == held:
-            self._refuse(f"copy of {self._name(storage)} to {step.dst}, where it already is")
+            self._refuse(f"copy of {self._name(storage)} to {dst}, where it already is")
         if there is None:
-            self._put(storage, instance, step.dst, held)
-        self.present[storage, instance, step.dst] = held  # onto an old version: its bytes are reused
+            self._put(storage, instance, step.dst, held, step.dst_form)
+        self.present[storage, instance, dst] = held  # onto an old version: its bytes are reused
+
+    def _check_way(self, step: Copy) -> None:
+        """Whether bytes can get from the one place to the other."""
+        name = self._name(step.storage)
+        if step.src == step.dst and step.src not in self.machine.tier_named:
+            self._refuse(f"there is no tier {step.src!r} to encode or decode {name} in")
+        if step.src != step.dst and (step.src, step.dst) not in self.machine.link_between:
+            self._refuse(f"there is no link from {step.src!r} to {step.dst!r} to copy {name} over")
+        codec = step.src_form or step.dst_form
+        if not codec:
+            if step.src == step.dst:
+                self._refuse(f"copy of {name} to {step.dst}, where it already is")
+            return
+        if codec not in self.problem.costs.codec_named:
+            self._refuse(f"there is no codec {codec!r}; the problem has {', '.join(self.problem.costs.codec_named) or 'none'}")
+        if step.storage not in self.problem.costs.codec_named[codec].encoded_bytes:
+            self._refuse(f"{name} has no form {codec}")
+        if step.fault:
+            self._refuse(f"{name} cannot be faulted in as {codec}: pages are what ops read")
+        if step.src == step.dst:
+            self._check_coding(step, codec)
+        elif step.src_form != step.dst_form:
+            if step.src_form and step.dst_form:
+                self._refuse(f"{name} goes from {step.src_form} to {step.dst_form}; decode it first")
+            if codec not in self.machine.link_between[step.src, step.dst].codecs:
+                self._refuse(f"the link from {step.src} to {step.dst} has no engine for {codec}; encode or decode {name} at one of its ends")
+
+    def _check_coding(self, step: Copy, codec: str) -> None:
+        """Whether a processor that works in this tier can encode or decode."""
+        if bool(step.src_form) == bool(step.dst_form):
+            self._refuse(f"{self._name(step.storage)} goes from {step.src_form} to {step.dst_form} in {step.src}; one of them must be plain")
+        known = self.problem.costs.codec_named[codec]
+        rates = known.decode_bytes_per_second if step.src_form else known.encode_bytes_per_second
+        processor = self.machine.works_in(step.src)
+        if processor is None or processor not in rates:
+            does = "decode" if step.src_form else "encode"
+            self._refuse(f"no processor that works in {step.src} can {does} {codec}; {', '.join(rates) or 'none'} can")
 
     def _free(self, step: Free) -> None:
         storage = self._known(step.storage)
         instance = self._instance(storage, self.period + step.iteration)
-        if (storage, instance, step.tier) not in self.present:
-            self._refuse(f"free of {self._name(storage)} in {step.tier}, where it is not")
-        self._drop(storage, instance, step.tier)
+        if (storage, instance, held_as(step.tier, step.form)) not in self.present:
+            self._refuse(f"free of {self._name(storage)} in {held_as(step.tier, step.form)}, where it is not")
+        self._drop(storage, instance, step.tier, step.form)
 
     # -- what is where ------------------------------------------------------------------------------------------------------------
 
@@ -207,14 +271,15 @@ class _Game:
                 return tier
         return None
 
-    def _require(self, reader: str, storage: int, iteration: int, processor: str, version: int) -> None:
+    def _require(self, reader: str, storage: int, iteration: int, processor: str, version: int, form: str = "") -> None:
         instance = iteration
         if self.lasting[storage]:
             instance, version = 0, version + iteration * len(self.graph.writers[storage])
-        held = [self.present[key] for tier in self.reach[processor] if (key := (storage, instance, tier)) in self.present]
+        places = [held_as(tier, form) for tier in self.reach[processor]] if form else self.reach[processor]
+        held = [self.present[key] for where in places if (key := (storage, instance, where)) in self.present]
         if version in held:
             return
-        reach = " or ".join(self.reach[processor])
+        reach = " or ".join(places)
         if held:
             now = max(held)
             why = "has not been written yet" if now < version else "was overwritten since"
@@ -226,27 +291,27 @@ class _Game:
             self._refuse(f"{reader} reads {self._name(storage)} after it was freed")
         self._refuse(f"{reader} reads {self._name(storage)} before it is written")
 
-    def _put(self, storage: int, instance: int, tier: str, version: int) -> None:
-        nbytes = self.graph.storages[storage].nbytes
-        self.present[storage, instance, tier] = version
+    def _put(self, storage: int, instance: int, tier: str, version: int, form: str = "") -> None:
+        nbytes = self.problem.form_bytes(storage, form)
+        self.present[storage, instance, held_as(tier, form)] = version
         self.current.setdefault((storage, instance), version)
         self._charge(tier, nbytes)
         if self.addressed and tier == self.device_tier:
-            self.address[storage, instance] = self._claim(storage, nbytes)[0]
+            self.address[storage, instance, held_as(tier, form)] = self._claim(storage, nbytes)[0]
 
-    def _drop(self, storage: int, instance: int, tier: str) -> None:
-        nbytes = self.graph.storages[storage].nbytes
-        del self.present[storage, instance, tier]
+    def _drop(self, storage: int, instance: int, tier: str, form: str = "") -> None:
+        nbytes = self.problem.form_bytes(storage, form)
+        del self.present[storage, instance, held_as(tier, form)]
         self._charge(tier, -nbytes)
         if self.addressed and tier == self.device_tier:
-            start = self.address.pop((storage, instance))
+            start = self.address.pop((storage, instance, held_as(tier, form)))
             if nbytes:
                 self.ranges.remove((start, start + nbytes))
 
     def _hand_over(self, old: int, new: int, iteration: int, tier: str, already_there: bool) -> None:
         """An in-place op: the bytes of `old` become `new`."""
         before, after = self._instance(old, iteration), self._instance(new, iteration)
-        start = self.address.get((old, before))
+        start = self.address.get((old, before, tier))
         self._drop(old, before, tier)
         if already_there:
             return
@@ -254,7 +319,7 @@ class _Game:
         self.present[new, after, tier] = 0
         self._charge(tier, nbytes)
         if start is not None:
-            self.address[new, after] = start
+            self.address[new, after, tier] = start
             if nbytes:
                 bisect.insort(self.ranges, (start, start + nbytes))
 
@@ -307,21 +372,21 @@ class _Game:
                     self._refuse(f"{self._name(storage.id)} is not home in {tier} at the end")
                 if held != current:
                     self._refuse(f"{self._name(storage.id)} is home in {tier} at the end, but out of date")
-            begins, ends = self.schedule.addresses.get((AT_START, storage.id)), self.address.get((storage.id, 0))
+            begins, ends = self.schedule.addresses.get((AT_START, storage.id)), self.address.get((storage.id, 0, self.device_tier))
             if begins is not None and ends != begins and self.problem.cyclic:
                 self._refuse(f"{self._name(storage.id)} is at address {ends} in {self.device_tier} at the end, not at {begins} where the step begins")
-            for tier in self.machine.tier_named:
-                if tier not in self.schedule.home[storage.id] and (storage.id, 0, tier) in self.present:
-                    self._refuse(f"{self._name(storage.id)} is still in {tier} at the end, away from home")
+            for where in self.places:
+                if where not in self.schedule.home[storage.id] and (storage.id, 0, where) in self.present:
+                    self._refuse(f"{self._name(storage.id)} is still in {where} at the end, away from home")
 
     def state(self, period: int) -> dict[tuple[int, int, str], tuple[int, int]]:
         """What is where, and at which address, with versions and instances counted from this period."""
         seen = {}
-        for (storage, instance, tier), version in self.present.items():
+        for (storage, instance, where), version in self.present.items():
             lasting = self.graph.storages[storage].lasting
             behind = version - period * len(self.graph.writers[storage]) if lasting else version
-            address = self.address.get((storage, instance), 0) if tier == self.device_tier else 0
-            seen[storage, 0 if lasting else instance - period, tier] = (behind, address)
+            address = self.address.get((storage, instance, where), 0)
+            seen[storage, 0 if lasting else instance - period, where] = (behind, address)
         return seen
 
     def check_same(self, first: dict[tuple[int, int, str], tuple[int, int]], second: dict[tuple[int, int, str], tuple[int, int]]) -> None:
@@ -419,3 +484,30 @@ def _graph_faults(graph: Graph) -> Iterator[str]:
             elif graph.storages[old].lasting or graph.storages[new].lasting:
                 yield f"op {op.name} works in place on a lasting storage; that belongs in mutates"
             gone[old] = op.name
+
+
+def choice_faults(problem: Problem) -> Iterator[str]:
+    """What is wrong with the codecs and variants a problem offers."""
+    graph, costs = problem.graph, problem.costs
+    if len(costs.codec_named) < len(costs.codecs):
+        yield "two codecs have the same name"
+    if len(costs.variant_of) < len(costs.variants):
+        yield "two variants of an op have the same name"
+    for codec in costs.codecs:
+        if not codec.name:
+            yield "a codec has no name"
+        if strangers := [s for s in codec.encoded_bytes if not 0 <= s < len(graph.storages)]:
+            yield f"codec {codec.name} names storage {strangers[0]}; there are {len(graph.storages)}"
+    for variant in costs.variants:
+        if not 0 <= variant.op < len(graph.ops) or not variant.name:
+            yield f"variant {variant.name!r} is of op {variant.op}; it needs a name, and there are {len(graph.ops)} ops"
+            return
+        op = graph.ops[variant.op]
+        reads = op.reads if variant.reads is None else variant.reads
+        if strangers := [s for s in reads if not 0 <= s < len(graph.storages)]:
+            yield f"variant {variant.name} of {op.name} reads storage {strangers[0]}; there are {len(graph.storages)}"
+        for storage, form in variant.forms.items():
+            if storage not in reads or form not in costs.codec_named:
+                yield f"variant {variant.name} of {op.name} takes storage {storage} as {form!r}; it must read it, and the codec must exist"
+        if min([*variant.seconds.values(), variant.workspace_bytes], default=0) < 0:
+            yield f"variant {variant.name} of {op.name} takes less than 0 seconds or bytes"

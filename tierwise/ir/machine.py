@@ -30,6 +30,7 @@ class Link:
     staging_bytes: int = 0
     fault_seconds: float = 0.0  # what serving page faults costs on top, for each `fault_bytes` or part of them
     fault_bytes: int = 0  # what one round of faults brings; 0: all at once
+    codecs: Mapping[str, float] = field(default_factory=dict)  # its engine encodes or decodes on the way, so many plain bytes a second
 
     @property
     def bytes_per_second(self) -> float:
@@ -121,3 +122,7 @@ class Machine:
             if processor.tier in self.enclosing[src] or processor.tier in self.enclosing[dst]:
                 return processor.name
         return self.device.name
+
+    def works_in(self, tier: str) -> str | None:
+        """The processor that works in a tier, the device first; None where bytes only lie."""
+        return next((processor.name for processor in self.processors if processor.tier in self.enclosing[tier]), None)

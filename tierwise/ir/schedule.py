@@ -20,17 +20,24 @@ class Compute:
     op: int
     on: str = "gpu"
     iteration: int = 0
+    variant: str = ""  # another way to run it, one of Costs.variants
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Starts after the previous Compute, in the list, of the processor at its device end."""
+    """Starts after the previous Compute, in the list, of the processor at its device end.
+
+    A form is "", the storage as ops read it, or a codec's name, its encoded bytes. Within one tier a Copy encodes or decodes on the processor
+    that works there; between tiers bytes go as they are, unless the link has an engine for the codec.
+    """
 
     storage: int
     src: str
     dst: str
     iteration: int = 0
     fault: bool = False  # the next op touched it where it was not, and faults its way through it: Link.fault_seconds
+    src_form: str = ""
+    dst_form: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +48,15 @@ class Free:
     tier: str
     join: bool = False  # the device waits too, until the last copy that uses these bytes is done: vDNN's end of layer
     iteration: int = 0
+    form: str = ""
 
 
 Step = Compute | Copy | Free
+
+
+def held_as(tier: str, form: str) -> str:
+    """A tier and a form as one name, as the judge and the clock tell them apart: "hbm", "hbm as zvc"."""
+    return f"{tier} as {form}" if form else tier
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from typing import Any
 
 from ..errors import BadFile, ForeignFile, TierwiseError
 from .graph import Graph, Op, Phase, Region, RegionCall, Role, Storage
-from .judge import check_graph
+from .judge import check_graph, choice_faults
 from .machine import Link, Machine, Processor, Tier
-from .problem import Costs, Problem
+from .problem import Codec, Costs, Problem, Variant
 from .run import Comparison, Outcome, Row, Run, Within
 from .schedule import Compute, Copy, Free, Schedule, Step
 from .timeline import Curve, Span, Timeline
@@ -151,16 +151,26 @@ _IS: dict[str, Callable[[Any], bool]] = {
     "Role": lambda value: value in list(Role),
     "Phase": lambda value: value in list(Phase),
     "Outcome": lambda value: value in list(Outcome),
+    "Mapping[int, int]": lambda value: _keys_are_ids(value) and all(type(size) is int and size >= 0 for size in value.values()),
+    "Mapping[int, str]": lambda value: _keys_are_ids(value) and all(type(name) is str for name in value.values()),
+    "tuple[int, ...] | None": lambda value: value is None or _IS["tuple[int, ...]"](value),
     "int | None": lambda value: value is None or type(value) is int,
     "float | None": lambda value: value is None or _IS["float"](value),
 }
 _MAKE: dict[str, Callable[[Any], Any]] = {
     "tuple[int, ...]": tuple,
     "tuple[tuple[int, int], ...]": lambda value: tuple(map(tuple, value)),
+    "tuple[int, ...] | None": lambda value: value if value is None else tuple(value),
+    "Mapping[int, int]": lambda value: {int(key): item for key, item in value.items()},
+    "Mapping[int, str]": lambda value: {int(key): item for key, item in value.items()},
     "Role": Role,
     "Phase": Phase,
     "Outcome": Outcome,
 }
+
+
+def _keys_are_ids(value: Any) -> bool:
+    return type(value) is dict and all(key.isdecimal() for key in value)
 
 
 def _build(kind: type[Any], item: Json) -> Any:
@@ -239,7 +249,7 @@ def _problem_out(problem: Problem) -> Json:
         "machine": _machine_out(problem.machine),
         "op_seconds": seconds,
         "cyclic": problem.cyclic,
-    }
+    } | {name: [_plain(item) for item in items] for name, items in (("codecs", problem.costs.codecs), ("variants", problem.costs.variants)) if items}
 
 
 def _problem_in(data: Json) -> Problem:
@@ -251,7 +261,12 @@ def _problem_in(data: Json) -> Problem:
         raise ValueError(f"no processor named {min(strangers)!r}")
     if {op for op, _ in seconds} != set(range(len(graph.ops))):
         raise ValueError("op_seconds does not name exactly the ops of the graph")
-    return Problem(graph, machine, Costs(seconds), bool(data["cyclic"]))
+    codecs = tuple(_build(Codec, item) for item in data.get("codecs", ()))
+    variants = tuple(_build(Variant, item) for item in data.get("variants", ()))
+    problem = Problem(graph, machine, Costs(seconds, codecs, variants), bool(data["cyclic"]))
+    for fault in choice_faults(problem):
+        raise ValueError(fault)
+    return problem
 
 
 _STEP_TYPES: dict[str, type[Compute] | type[Copy] | type[Free]] = {"compute": Compute, "copy": Copy, "free": Free}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .graph import Graph
-from .schedule import Compute, Copy, Schedule, Step
+from .schedule import Compute, Copy, Schedule, Step, held_as
 
 
 def graph_lines(graph: Graph) -> Iterator[str]:
@@ -17,7 +17,7 @@ def graph_lines(graph: Graph) -> Iterator[str]:
 
 
 def schedule_lines(graph: Graph, schedule: Schedule) -> Iterator[str]:
-    """`compute layers.0.up`, `copy y hbm -> dram`, `free y hbm`; work of the step before ends in `@-1`."""
+    """`compute layers.0.up`, `copy y hbm -> dram`, `free y hbm`, `encode y in hbm as zvc`; work of the step before ends in `@-1`."""
     seen: set[tuple[int, int]] = set()
     for step in schedule.steps:
         again = isinstance(step, Compute) and (step.op, step.iteration) in seen
@@ -29,8 +29,11 @@ def schedule_lines(graph: Graph, schedule: Schedule) -> Iterator[str]:
 def step_line(graph: Graph, step: Step, *, again: bool = False) -> str:
     before = " @-1" if step.iteration else ""
     if isinstance(step, Compute):
-        return f"{'recompute' if again else 'compute'} {graph.ops[step.op].name}{'' if step.on == 'gpu' else ' on ' + step.on}{before}"
+        how = f" by {step.variant}" if step.variant else ""
+        return f"{'recompute' if again else 'compute'} {graph.ops[step.op].name}{how}{'' if step.on == 'gpu' else ' on ' + step.on}{before}"
     name = graph.storages[step.storage].name
     if isinstance(step, Copy):
-        return f"{'fault' if step.fault else 'copy'} {name} {step.src} -> {step.dst}{before}"
-    return f"free {name} {step.tier}{' join' if step.join else ''}{before}"
+        if step.src == step.dst:
+            return f"{'decode' if step.src_form else 'encode'} {name} in {step.src} as {step.src_form or step.dst_form}{before}"
+        return f"{'fault' if step.fault else 'copy'} {name} {held_as(step.src, step.src_form)} -> {held_as(step.dst, step.dst_form)}{before}"
+    return f"free {name} {held_as(step.tier, step.form)}{' join' if step.join else ''}{before}"

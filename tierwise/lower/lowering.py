@@ -76,7 +76,12 @@ class _Reader:
                 )
             if step.iteration:
                 raise NotExecutable(f"{self.problem.graph.ops[step.op].name} belongs to the step before; this runtime ends a step before the next")
+            if step.variant:
+                raise NotExecutable(f"{self.problem.graph.ops[step.op].name} runs by {step.variant}; this runtime runs the kernels torch chooses")
             self.place_of.setdefault(step.op, place)
+        elif isinstance(step, Copy) and (step.src_form or step.dst_form):
+            name, codec = self.problem.graph.storages[step.storage].name, step.src_form or step.dst_form
+            raise NotExecutable(f"{name} is held or sent as {codec}; this runtime sends bytes as they are")
         elif isinstance(step, Copy) and step.src == tier:
             self.copied_out[step.storage].append((place, step.dst))
         elif isinstance(step, Copy) and step.dst == tier:

@@ -1,4 +1,5 @@
 """The clock. Each processor and each lane of a link is a server that takes its work in list order; a step starts when all it needs is there.
+Encoding and decoding within a tier is work of the processor there; a link with an engine for a codec moves the encoded bytes.
 
 Memory works like tokens: a Free hands its bytes back when the last op or copy that uses them ends, and an allocation takes the bytes that
 come back first. Tokens are handed over in list order, so a schedule that fits in list order can neither overflow nor deadlock: it waits.
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 
 from ..errors import InvalidSchedule
 from ..ir import Compute, Copy, Free, Op, Problem, Role, Schedule, Span, Step, Timeline
-from ..ir.schedule import AT_START, WORKSPACE
+from ..ir.schedule import AT_START, WORKSPACE, held_as
 from .memory import MemoryLog
 
 MAX_PERIODS = 12  # a schedule whose periods still differ after so many alternates; the mean of the last two is then its period
@@ -66,6 +67,7 @@ class Clock:
         self._charged = machine.enclosing
         self._links = machine.link_between
         self._issuer = {(link.src, link.dst): machine.issuer(link.src, link.dst) for link in machine.links}
+        self._variants = problem.costs.variant_of
         self._addresses = dict(schedule.addresses)
         self._home = schedule.home
         self._inputs = [s.id for s in graph.storages if s.role is Role.INPUT]
@@ -160,9 +162,11 @@ class Clock:
         nbytes, lasting = self._nbytes, self._lasting
         start = self.lanes[on]
         reads = []
-        for storage in op.reads:
+        seconds, scratch, read, forms = self._way(step, op)
+        for storage in read:
             where = now if lasting[storage] else before
-            held = where.get((storage, tier)) or self._nearby(where, storage, on)
+            at = tier if storage not in forms else held_as(tier, forms[storage])
+            held = where.get((storage, at)) or self._nearby(where, storage, on, forms.get(storage, ""))
             if held.ready > start:
                 start = held.ready
             reads.append(held)
@@ -173,7 +177,7 @@ class Clock:
                 start = held.busy
             reads.append(held)
         fresh: list[int] = []
-        need = scratch = op.workspace_bytes
+        need = workspace = scratch
         for storage in op.writes:
             where = now if lasting[storage] else before
             there = where.get((storage, tier))
@@ -195,8 +199,8 @@ class Clock:
         if need > 0:
             start = self._take(tier, need, start)
         if self._addresses and tier == self._device_tier:
-            start = self._wait_for_ranges(index, start, op, fresh)
-        end = start + self._seconds[step.op, on]
+            start = self._wait_for_ranges(index, start, workspace, fresh)
+        end = start + seconds
         self.lanes[on] = end
         for held in reads:
             if end > held.busy:
@@ -229,36 +233,38 @@ class Clock:
         self.spans.append(Span(index, on, start, end))
         return end
 
-    def _nearby(self, where: dict[tuple[int, str], _Held], storage: int, processor: str) -> _Held:
+    def _way(self, step: Compute, op: Op) -> tuple[float, int, tuple[int, ...], Mapping[int, str]]:
+        """How long the op takes, its workspace, and what it reads in which forms."""
+        if not step.variant:
+            return self._seconds[step.op, step.on], op.workspace_bytes, op.reads, {}
+        variant = self._variants[step.op, step.variant]
+        return variant.seconds[step.on], variant.workspace_bytes, op.reads if variant.reads is None else variant.reads, variant.forms
+
+    def _nearby(self, where: dict[tuple[int, str], _Held], storage: int, processor: str, form: str = "") -> _Held:
         for tier in self._reach[processor]:
-            if (held := where.get((storage, tier))) is not None:
+            if (held := where.get((storage, held_as(tier, form)))) is not None:
                 return held
         raise KeyError(self.problem.graph.storages[storage].name)
 
     def _copy(self, step: Copy, index: int) -> float:
         storage, src, dst = step.storage, step.src, step.dst
+        if src == dst:
+            return self._code(step, index)
         link = self._links[src, dst]
         where = self._before if step.iteration and not self._lasting[storage] else self._now
-        source = where[storage, src]
+        source = where[storage, held_as(src, step.src_form)]
         start = max(self.lanes[self._issuer[src, dst]], source.ready)
         for lane in link.lanes:
             if self.lanes[lane] > start:
                 start = self.lanes[lane]
-        target = where.get((storage, dst))
-        nbytes = self._nbytes[storage]
-        if target is None:
-            start = self._take(dst, nbytes, start)
-            if self._addresses and dst == self._device_tier:
-                start = self._wait_for_ranges(index, start, None, [storage])
-            target = where[storage, dst] = _Held(0.0, 0.0, self._addresses.get((index, storage), -1) if dst == self._device_tier else -1)
-            for name in self._charged[dst]:
-                self._log.add(name, self._roles[storage], start, nbytes)
-        elif target.busy > start:
-            start = target.busy
+        start, target = self._make_target(step, index, where, start)
+        nbytes = self._moved_bytes(step)
         end = start
         overhead = link.latency_seconds + (link.faults_seconds(nbytes) if step.fault else 0.0)
+        # An engine on the way passes plain bytes at its own rate, and the lanes go no faster.
+        through = self._nbytes[storage] / link.codecs[step.src_form or step.dst_form] if step.src_form != step.dst_form else 0.0
         for lane, rate in link.lanes.items():
-            done = start + overhead + nbytes / rate
+            done = start + overhead + max(nbytes / rate, through)
             self.lanes[lane] = done
             self.spans.append(Span(index, lane, start, done))
             if done > end:
@@ -268,12 +274,46 @@ class Clock:
         target.ready = target.busy = end
         return end
 
+    def _code(self, step: Copy, index: int) -> float:
+        """Encode or decode within a tier, on the processor that works there."""
+        on = self.problem.machine.works_in(step.src)
+        assert on is not None  # the judge has seen it
+        where = self._before if step.iteration and not self._lasting[step.storage] else self._now
+        source = where[step.storage, held_as(step.src, step.src_form)]
+        start, target = self._make_target(step, index, where, max(self.lanes[on], source.ready))
+        end = start + self.problem.coding_seconds(step.storage, step.src_form, step.dst_form, on)
+        self.lanes[on] = end
+        self.spans.append(Span(index, on, start, end))
+        if end > source.busy:
+            source.busy = end
+        target.ready = target.busy = end
+        return end
+
+    def _make_target(self, step: Copy, index: int, where: dict[tuple[int, str], _Held], start: float) -> tuple[float, _Held]:
+        """Bytes for what a copy brings, fresh ones or those of an old version, and when they are to be had."""
+        storage, dst, key = step.storage, step.dst, (step.storage, held_as(step.dst, step.dst_form))
+        target = where.get(key)
+        if target is not None:
+            return max(start, target.busy), target
+        nbytes = self.problem.form_bytes(storage, step.dst_form) if step.dst_form else self._nbytes[storage]
+        start = self._take(dst, nbytes, start)
+        if self._addresses and dst == self._device_tier:
+            start = self._wait_for_ranges(index, start, 0, [storage], nbytes)
+        target = where[key] = _Held(0.0, 0.0, self._addresses.get((index, storage), -1) if dst == self._device_tier else -1)
+        for name in self._charged[dst]:
+            self._log.add(name, self._roles[storage], start, nbytes)
+        return start, target
+
+    def _moved_bytes(self, step: Copy) -> int:
+        form = step.src_form or step.dst_form
+        return self.problem.form_bytes(step.storage, form) if form else self._nbytes[step.storage]
+
     def _release(self, step: Free, index: int) -> float:
         storage, tier = step.storage, step.tier
         where = self._before if step.iteration and not self._lasting[storage] else self._now
-        held = where.pop((storage, tier))
+        held = where.pop((storage, held_as(tier, step.form)))
         when = held.busy
-        nbytes = self._nbytes[storage]
+        nbytes = self.problem.form_bytes(storage, step.form) if step.form else self._nbytes[storage]
         self._give_back(tier, nbytes, when)
         if held.address >= 0 and nbytes:
             self._vacated.append((when, held.address, held.address + nbytes))
@@ -315,11 +355,12 @@ class Clock:
         for name in self._charged[tier]:
             self._log.add(name, self._roles[storage], start, nbytes)
 
-    def _wait_for_ranges(self, index: int, start: float, op: Op | None, fresh: list[int]) -> float:
-        """With addresses, an allocation also waits for the very ranges it takes."""
-        wanted = [(self._addresses[index, s], self._nbytes[s]) for s in fresh if (index, s) in self._addresses]
-        if op is not None and op.workspace_bytes:
-            wanted.append((self._addresses[index, WORKSPACE], op.workspace_bytes))
+    def _wait_for_ranges(self, index: int, start: float, workspace: int, fresh: list[int], nbytes: int | None = None) -> float:
+        """With addresses, an allocation also waits for the very ranges it takes; `nbytes` is said of what is encoded."""
+        size = self._nbytes if nbytes is None else dict.fromkeys(fresh, nbytes)
+        wanted = [(self._addresses[index, s], size[s]) for s in fresh if (index, s) in self._addresses]
+        if workspace:
+            wanted.append((self._addresses[index, WORKSPACE], workspace))
         for when, low, high in self._vacated:
             if when > start and any(low < begin + size and begin < high for begin, size in wanted):
                 start = when
