@@ -9,9 +9,9 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
+from fitting.training import BLOCKS, Block, Tower, batch, equal, fitting, forced, gradients, same, sgd, three_steps, tower, trained
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from fitting.training import BLOCKS, Block, Tower, batch, equal, fitting, forced, gradients, same, sgd, three_steps, tower, trained
 
 from tierwise.errors import BadInput, CopyFault
 from tierwise.execute.null_device import NullDevice
@@ -330,7 +330,7 @@ def test_release_gives_the_model_back():
     assert {name: set(module.__dict__) for name, module in model.named_modules()} == {name: set(before) for name, before in plain.items()}
     with pytest.raises(BadInput, match="nothing to release"):
         release(model)
-    with pytest.raises(BadInput, match="not under tierwise.fit"):
+    with pytest.raises(BadInput, match=r"not under tierwise.fit"):
         plan_of(model)
     with pytest.raises(CopyFault, match=r"call backward before tierwise.release"):
         loss.backward()

@@ -45,7 +45,7 @@ class Tower(nn.Module):
         for block in self.blocks:
             x = block(x)
         found: Tensor = self.leave(x)
-        return found if target is None else F.mse_loss(found, target)
+        return found if target is None else (found - target).square().mean()
 
 
 def tower(**options: Any) -> Tower:

@@ -22,7 +22,6 @@ from ..errors import BadInput
 from ..units import format_bytes
 from .lanes import Event
 
-
 SMALL_BYTES = 1 << 20  # a smaller copy does not reach nine tenths of the link's rate, one of 64 KiB a third: benchmarks/RESULTS.md
 
 

@@ -21,6 +21,7 @@ from ..execute.device import Device
 from ..execute.passes import RegionPlan
 from ..execute.session import Plans, Session
 from ..ir import Machine, Timeline, check_schedule, peak_bytes
+from ..ir.program import MIN_SENT_BYTES
 from ..lower import Image, image, keep_everything, with_budget
 from ..regions.compiled import CompiledOption
 from ..simulate import simulate
@@ -276,8 +277,9 @@ def _region_plans(prepared: PreparedMenu, calls: Mapping[int, Any]) -> dict[tupl
             continue
         code = prepared.regions[call.region]
         plan = calls[call.id]
-        saved = tuple(value.name for value in prepared.menu.choice(call.id, plan.choice).saved)
-        found[call.module, time] = RegionPlan(code.code[plan.choice], plan, saved, call.id)
+        saved = prepared.menu.choice(call.id, plan.choice).saved
+        sends_all = bool(plan.sent) and all(value.name in plan.sent for value in saved if value.nbytes >= MIN_SENT_BYTES)
+        found[call.module, time] = RegionPlan(code.code[plan.choice], plan, tuple(value.name for value in saved), call.id, sends_all)
     return found
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from ..errors import InfeasibleBudget
 from ..execute.device import Device
 from ..ir import Menu, Program
+from ..ir.program import MIN_SENT_BYTES
 from ..lower import Chosen, choose, keep_everything
 from .lowered import by_policy
 from .menus import PreparedMenu, Progress, measured
@@ -29,9 +30,9 @@ def program_for(
     if policy != "auto":
         return by_policy(model, prepared, policy, device, compile=compile, progress=progress)
     if not on_gpu:
-        return prepared, choose(prepared.menu, tiers=tiers).program
+        return prepared, choose(prepared.menu, tiers=tiers, min_sent_bytes=MIN_SENT_BYTES).program
     for _ in range(ROUNDS):
-        best = choose(prepared.menu, tiers=tiers)
+        best = choose(prepared.menu, tiers=tiers, min_sent_bytes=MIN_SENT_BYTES)
         wanted = _unmeasured(prepared.menu, best.program)
         known = _chosen_from_measured(prepared.menu, tiers)
         if not wanted or (known is not None and known.seconds <= best.seconds * WORTH_A_COMPILATION):
@@ -41,7 +42,7 @@ def program_for(
     known = _chosen_from_measured(prepared.menu, tiers)
     if known is not None:
         return prepared, known.program
-    best = choose(prepared.menu, tiers=tiers)
+    best = choose(prepared.menu, tiers=tiers, min_sent_bytes=MIN_SENT_BYTES)
     return measured(prepared, model, _unmeasured(prepared.menu, best.program), device, progress), best.program
 
 
@@ -51,7 +52,7 @@ def _chosen_from_measured(menu: Menu, tiers: Sequence[str]) -> Chosen | None:
     if not all(only.choices.values()):
         return None
     try:
-        return choose(only, tiers=tiers)
+        return choose(only, tiers=tiers, min_sent_bytes=MIN_SENT_BYTES)
     except InfeasibleBudget:
         return None
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from .problem import Problem
 
 INPUTS = "inputs"  # in CallPlan.sent: what the region was given and backward reads
+MIN_SENT_BYTES = 1 << 12  # smaller values, seeds and the like, are not sent: they cost a copy and give back nothing
 
 
 @dataclass(frozen=True, slots=True)

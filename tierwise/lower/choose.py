@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ..errors import InfeasibleBudget, InvalidSchedule
-from ..ir import INPUTS, CallPlan, Choice, Copy, Menu, Program, check_schedule
+from ..ir import INPUTS, CallPlan, Choice, Copy, Graph, Menu, Program, Role, check_schedule, peak_bytes
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
 from .image import image
@@ -37,12 +37,12 @@ def keep_everything(menu: Menu) -> Program:
     return Program({call.id: CallPlan(menu.choices[call.region][0].name) for call in graph.calls if call.region in menu.choices}, "keep_all")
 
 
-def choose(menu: Menu, *, tiers: Sequence[str] = ("dram",), on_trial: Callable[[], None] = lambda: None) -> Chosen:
-    """The fastest program found within the menu's budget; `tiers` are where saved values may go, the fastest first."""
+def choose(menu: Menu, *, tiers: Sequence[str] = ("dram",), min_sent_bytes: int = 0, on_trial: Callable[[], None] = lambda: None) -> Chosen:
+    """The fastest program found within the menu's budget; `tiers` are where saved values may go, the fastest first, if they are large enough."""
     kept = _predicted(menu, keep_everything(menu))
     if kept is not None:
         return kept
-    search = _Search(menu, tiers)
+    search = _Search(menu, tiers, min_sent_bytes)
     found: list[Chosen] = []
     tried: dict[tuple[int, int, int, int], Chosen | None] = {}
 
@@ -72,10 +72,12 @@ def choose(menu: Menu, *, tiers: Sequence[str] = ("dram",), on_trial: Callable[[
         sending, level, *_ = keys[0]
         for release, fetch in DISTANCES:
             try_out(sending, level, release, fetch)
-    for level in levels if not found else ():
-        try_out(count, level, 1, 1)
     if not found:
-        least = search.least_bytes()
+        tightest = search.tightest()
+        made = image(menu, tightest)
+        if (last := _predicted(menu, tightest)) is not None:
+            return last
+        least = peak_bytes(made.problem, made.schedule)[made.problem.device_tier]
         raise InfeasibleBudget(
             f"budget {format_bytes(menu.problem.budget_bytes)} is below {format_bytes(least)}, what this step needs with everything recomputed "
             f"and sent away that can be; use at least {exact_bytes(least)}, a smaller batch, or fewer trainable parameters",
@@ -110,8 +112,8 @@ class _Call:
 class _Search:
     """Memory as a sum over calls: what the step holds besides, what each call adds between its forward and its backward."""
 
-    def __init__(self, menu: Menu, tiers: Sequence[str]) -> None:
-        self.menu, self.tiers = menu, tiers
+    def __init__(self, menu: Menu, tiers: Sequence[str], min_sent_bytes: int) -> None:
+        self.menu, self.tiers, self.min_sent_bytes = menu, tiers, min_sent_bytes
         self.hulls = {region: hull(choices) for region, choices in menu.choices.items()}
         self.levels = max((len(choices) for choices in self.hulls.values()), default=0)
         base = keep_everything(menu)
@@ -155,21 +157,35 @@ class _Search:
                 low = middle + 1
         return self._program(self._after(levels, steps[:low]), senders, release, fetch)
 
-    def least_bytes(self) -> int:
-        """What is needed with everything recomputed, or everything sent away at some level."""
-        last = {call.id: len(self.hulls[call.region]) - 1 for call in self.calls}
-        peaks = [self._peak(last, set(), 1, 1)]
-        if self.tiers:
-            everyone = set(last)
-            peaks += [self._peak({call: min(level, end) for call, end in last.items()}, everyone, 1, 1) for level in range(self.levels)]
-        return min(peaks)
+    def tightest(self) -> Program:
+        """The program that takes the least memory, whatever it costs; what is sent away has room where it goes."""
+        found: list[tuple[int, int, Program]] = []
+        deepest = {call.id: len(self.hulls[call.region]) - 1 for call in self.calls}
+        for level in range(max(1, self.levels)):
+            at_level = {call.id: min(level, deepest[call.id]) for call in self.calls}
+            for sending in range(len(self.calls) + 1) if self.tiers else (0,):
+                senders = {call.id for call in self.calls[:sending]}
+                for levels in (at_level, {call: at_level[call] if call in senders else deepest[call] for call in at_level}):
+                    program = self._program(levels, senders, 1, 1)
+                    if program is not None:
+                        found.append((self._peak(levels, senders, 1, 1), len(found), program))
+        return min(found)[2]
 
     def _program(self, levels: dict[int, int], senders: set[int], release: int, fetch: int) -> Program | None:
         calls = dict(self.always)
-        room = {tier: self.menu.problem.machine.capacity(tier) for tier in self.tiers}
+        machine = self.menu.problem.machine
+        room = {tier: machine.capacity(tier) for tier in self.tiers}
+        for link in machine.links:  # buffers on the way to a tier below
+            if link.staging_tier in room and {link.src, link.dst} & {*self.tiers}:
+                room[link.staging_tier] -= link.staging_bytes
         for call in reversed(self.calls):  # who is idle the shortest gets the fastest tier
             choice = self.hulls[call.region][levels[call.id]]
             if call.id not in senders:
+                calls[call.id] = CallPlan(choice.name)
+                continue
+            names = tuple(value.name for value in choice.saved if value.nbytes >= self.min_sent_bytes)
+            sent = names + ((INPUTS,) if choice.reads_inputs and call.input_bytes >= max(1, self.min_sent_bytes) else ())
+            if not sent:
                 calls[call.id] = CallPlan(choice.name)
                 continue
             nbytes = choice.saved_bytes + (call.input_bytes if choice.reads_inputs else 0)
@@ -177,7 +193,6 @@ class _Search:
             if tier is None:
                 return None
             room[tier] -= nbytes
-            sent = tuple(value.name for value in choice.saved) + ((INPUTS,) if choice.reads_inputs else ())
             calls[call.id] = CallPlan(choice.name, sent, tier, release, fetch)
         return Program(calls, "auto")
 
@@ -241,13 +256,13 @@ def _price(before: Choice, after: Choice) -> float:
     return (after.seconds - before.seconds) / max(1, before.saved_bytes - after.saved_bytes)
 
 
-def _own_input_bytes(graph: object, inputs: Sequence[int], call: int) -> int:
-    storages, uses, ops = graph.storages, graph.uses, graph.ops  # type: ignore[attr-defined]
+def _own_input_bytes(graph: Graph, inputs: Sequence[int], call: int) -> int:
+    """What the step itself was given stays: whoever gave it holds it."""
     found = 0
-    for storage in inputs:
-        backward = [use for use in uses[storage] if ops[use].kind == "region_backward"]
-        if not storages[storage].lasting and all(ops[use].region == call for use in backward):
-            found += storages[storage].nbytes
+    for storage in (graph.storages[number] for number in inputs):
+        backward = [use for use in graph.uses[storage.id] if graph.ops[use].kind == "region_backward"]
+        if not storage.lasting and storage.role is not Role.INPUT and all(graph.ops[use].region == call for use in backward):
+            found += storage.nbytes
     return found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import BadInput
-from ..ir import INPUTS, CallPlan, Compute, Copy, Costs, Free, Graph, Menu, Problem, Program, Schedule, Step
+from ..ir import INPUTS, CallPlan, Compute, Copy, Costs, Free, Graph, Menu, Problem, Program, Role, Schedule, Step
 from .coarse import Coarse, coarsen
 
 
@@ -93,9 +93,9 @@ def _schedule(problem: Problem, moves: Sequence[_Sent]) -> Schedule:
 
 
 def _is_own(graph: Graph, storage: int, backward: int) -> bool:
-    """Whether no other region's backward reads it: what several share is held by all of them."""
+    """Whether no other region's backward reads it: what several share is held by all of them, and what the step was given by its caller."""
     readers = [op for op in graph.readers[storage] if graph.ops[op].kind == "region_backward"]
-    return readers == [backward] and not graph.storages[storage].lasting
+    return readers == [backward] and not graph.storages[storage].lasting and graph.storages[storage].role is not Role.INPUT
 
 
 def _moves(problem: Problem, coarse: Coarse, calls: Mapping[int, CallPlan]) -> list[_Sent]:
