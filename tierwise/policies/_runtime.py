@@ -336,11 +336,12 @@ class DemandPaging(Runtime):
     """Whatever is not touched by the op at hand can be away."""
 
     def least_bytes(self) -> int | None:
-        least = _least_on_demand(self.problem)
+        least = least_on_demand(self.problem)
         return least if least > self.problem.budget_bytes else None  # otherwise it is another tier that is full
 
 
-def _least_on_demand(problem: Problem) -> int:
+def least_on_demand(problem: Problem) -> int:
+    """What the largest op touches, or the inputs if they are more: the least with which demand paging can do, with room for all else elsewhere."""
     graph, nbytes = problem.graph, [s.nbytes for s in problem.graph.storages]
     largest = sum(s.nbytes for s in graph.storages if s.role is Role.INPUT)
     for op in graph.ops:
