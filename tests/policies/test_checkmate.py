@@ -140,7 +140,7 @@ def test_no_schedule_is_faster(problem):
 
 def test_the_solver_alone_finds_it_too(monkeypatch):
     """Without a first answer to beat."""
-    monkeypatch.setattr("tierwise.policies.checkmate.evict_in_order", lambda *given: None)
+    monkeypatch.setattr("tierwise.policies._stages.evict_in_order", lambda *given: None)
     for problem, budget in ((chain(4), 40), (skip_over_two(), 78), (uneven(), 70), (awkward(), 50)):
         asked = problem.with_budget(budget)
         assert device_seconds(asked, plan(asked, "checkmate")) == pytest.approx(least_seconds(asked))

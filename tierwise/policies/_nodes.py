@@ -60,6 +60,9 @@ class Nodes:
     def __len__(self) -> int:
         return len(self.nodes)
 
+    def storages_of(self, parcel: int) -> list[int]:
+        return [storage for storage, its in self._parcel_of.items() if its == parcel]
+
     def computes(self, stages: Sequence[Sequence[int]]) -> list[int]:
         """The ops of the nodes of each stage, in a row."""
         return [op for stage in stages for node in stage for op in self.nodes[node].ops]
