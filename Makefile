@@ -3,14 +3,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-STEP := examples/gpt-small.step.json
 
 .PHONY: demo test test-gpu check bench docs
 
 demo: $(INSTALLED)
-	@echo "One training step of a small GPT, every policy, two budgets (put $(BIN) on your PATH to type the commands yourself):"
-	@echo
-	@$(BIN)/tierwise compare $(STEP) --machine h200 --budget 7GiB --budget 4.5GiB
+	@$(BIN)/tierwise demo
+	@echo "(put $(BIN) on your PATH to type the commands yourself)"
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 -m "not gpu"

@@ -11,11 +11,11 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "tierwise"
 STAGES = {"ir", "capture", "profile", "policies", "simulate", "regions", "lower", "execute", "report", "traces", "machines", "zoo"}
-COMPOSERS = {"pipeline", "estimation", "measurement", "fitting", "cli", "integrations", "__init__", "__main__"}  # these may import everything
+COMPOSERS = {"pipeline", "estimation", "measurement", "demonstration", "fitting", "cli", "integrations", "__init__", "__main__"}  # these may import everything
 SHARED = {"ir", "errors", "units", "__init__"}  # everyone may import these; __init__ has the version
 # In the right direction only: whoever searches simulates, and what is compiled for running is compiled the same way for measuring.
 ALSO = {("policies", "simulate"), ("lower", "simulate"), ("lower", "regions"), ("profile", "regions"), ("execute", "regions")}
-TORCH = {"capture", "profile", "execute", "measurement", "fitting", "integrations", "regions", "zoo"}
+TORCH = {"capture", "profile", "execute", "measurement", "demonstration", "fitting", "integrations", "regions", "zoo"}
 WITHOUT_TORCH = {
     "profile/roofline.py",
     "profile/taken.py",

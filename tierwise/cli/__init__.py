@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import TierwiseError, UnknownName
-from . import capture, compare, doctor, estimate, machine, plan, policies, report, simulate
+from . import capture, compare, demo, doctor, estimate, machine, plan, policies, report, simulate
 
 app = typer.Typer(name="tierwise", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -35,6 +35,7 @@ def tierwise(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 VERBS: dict[str, Callable[..., int | None]] = {
+    "demo": demo.demo,
     "capture": capture.capture,
     "estimate": estimate.estimate,
     "policies": policies.policies,

@@ -56,7 +56,7 @@ def compare(
         tables = [dataclasses.asdict(comparison) for comparison in found]
         return terminal.print_json(serial.head(Run) | {"name": name, "step": step, "machine": problems[0].machine.name, "comparisons": tables})
     for comparison in found:
-        _print(comparison, problems[0].machine.name, blank=comparison is not found[0])
+        print_comparison(comparison, problems[0].machine.name, blank=comparison is not found[0])
     if out is not None:
         terminal.say(f"Wrote {out}.")
         return terminal.say_next("tierwise", "report", out, "-o", f"{_inputs.stem(step)}.html")
@@ -67,7 +67,7 @@ def compare(
         terminal.say_next("tierwise", "plan", step, *where, *(["--budget", size] if size else []), "--policy", best.policy, "--show")
 
 
-def _print(comparison: Comparison, machine: str, *, blank: bool) -> None:
+def print_comparison(comparison: Comparison, machine: str, *, blank: bool) -> None:
     from ..ir import Outcome
     from ..pipeline import REFERENCE
     from ..units import format_bytes

@@ -1,0 +1,50 @@
+"""tierwise demo: what it says is what happened."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tierwise import demonstration
+from tierwise.cli.demo import sparkline
+from tierwise.errors import NotExact
+from tierwise.ir import Run, serial
+
+
+def test_it_trains_inside_the_budget_and_writes_the_page(tierwise, tmp_path, monkeypatch):
+    monkeypatch.setattr(demonstration, "POLICIES", ("vdnn", "unsloth"))
+    ran = tierwise("demo", "--steps", 3, "-o", tmp_path / "page.html")
+    assert ran.code == 0
+    assert "All 3 losses and all 320,512 parameters are equal, bit for bit." in ran.out
+    assert "vdnn" in ran.out and "unsloth" in ran.out and "keep_all" in ran.out
+    assert "Next: tierwise estimate" in ran.err and "Next: tierwise run" in ran.err and "Next" not in ran.out
+    run = serial.load(tmp_path / "page.json", Run)
+    assert len(run.losses) == 3 and run.losses == run.untouched_losses
+    assert run.losses[2] < run.losses[0]
+    assert run.predicted is not None and run.measured is not None and run.measured.measured
+    (comparison,) = run.comparisons
+    assert [row.policy for row in comparison.rows] == ["keep_all", "vdnn", "unsloth"]
+    assert run.reserved_bytes <= comparison.budget_bytes < comparison.keep_all_bytes
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html") and "http://" not in page.replace("http://www.w3.org", "")
+
+
+def test_one_other_bit_is_an_error():
+    one = demonstration.Trained((2.0, 1.0), (0.1, 0.1), {"weight": torch.ones(2)})
+    demonstration._check(one, one)
+    with pytest.raises(NotExact, match=r"the losses of step 1 differ: 1\.0 untouched, 1\.5 inside"):
+        demonstration._check(one, replace(one, losses=(2.0, 1.5)))
+    with pytest.raises(NotExact, match="weight differs at the end"):
+        demonstration._check(one, replace(one, weights={"weight": torch.tensor([1.0, 1.0000001])}))
+
+
+def test_a_sparkline_falls_with_the_loss():
+    assert sparkline((3.0, 2.0, 1.0)) == "█▅▁"
+    assert sparkline((1.0, 1.0)) == "▁▁"
+    assert len(sparkline(tuple(map(float, range(100))))) == 20
+
+
+def test_steps_are_at_least_two(refused):
+    assert "--steps" in refused("demo", "--steps", 1)
