@@ -138,6 +138,7 @@ class Fitted:
 
     def _plans(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plans | None:
         self._learn()
+        self.meter.step_ends()
         if not needs_backward(self._parameters, args, kwargs):
             return None
         plan = self.prepare(args, kwargs)

@@ -35,15 +35,19 @@ class Meter:
         self._mark: _Mark | None = None
         self._recorded: tuple[Recording, Plan] | None = None
 
+    def step_ends(self) -> None:
+        """The next one is about to begin."""
+        session = self._fitted.session
+        if session.recording is not None:
+            session.recording.close()
+            self._fitted.below.copies.watch = session.recording = None
+
     def step_begins(self, plan: Plan) -> None:
         fitted, now = self._fitted, self._now()
         if self._mark is not None:
             self._seconds = now.at - self._mark.at
         self._mark = now
         self.steps += 1
-        if fitted.session.recording is not None:
-            fitted.session.recording.close()
-            fitted.session.recording = fitted.session.copies.watch = None  # type: ignore[union-attr]
         if self.record_next:
             self.record_next = False
             recording = Recording(fitted.device)
@@ -58,8 +62,7 @@ class Meter:
         if session.recording is recording:
             if session.last is None or session.last.waits_for_backward:
                 return None
-            self._fitted.below.copies.watch = session.recording = None
-        recording.close()
+            self.step_ends()
         return measured_timeline(recording, plan, self._fitted.below.host_bytes)
 
     def stats(self) -> dict[str, float | int]:
