@@ -1,7 +1,11 @@
+import pytest
 from problems import chain
+from transformer import transformer
 
+from tierwise.errors import BadInput
 from tierwise.ir import Compute
 from tierwise.policies import plan
+from tierwise.policies.chen import _articulations
 from tierwise.simulate import simulate
 
 
@@ -47,3 +51,18 @@ def test_memory_grows_with_the_root_of_the_depth():
     assert peak(64, "chen") <= 2 * peak(16, "chen") + 20
     assert peak(256, "chen") <= 2 * peak(64, "chen") + 20
     assert peak(256, "chen") < 0.2 * peak(256, "keep_all")
+
+
+def test_segments_may_be_made_to_end_where_only_one_output_is_needed():
+    # In a residual layer something waits for each sum; behind a sum nothing does.
+    problem = transformer(layers=9)
+    joints = {problem.graph.storages[s].name for s in _articulations(problem.graph)}
+    assert {name for name in joints if not name.endswith(".0")} == {f"{sum_}.{layer}" for layer in range(1, 9) for sum_ in "yz"} - {"z.8"}
+    # Only sums are kept: everything within layers runs again.
+    again = set(recomputed(problem, plan(problem, "chen", segments="sqrt", ends="articulation")))
+    assert {f"{op}.{layer}" for layer in range(9) for op in ("norm1", "qkv", "softmax", "up", "gelu")} <= again
+
+
+def test_unknown_words():
+    with pytest.raises(BadInput, match="ends is 'some'; chen knows 'any' and 'articulation'"):
+        plan(chain(2), "chen", ends="some")

@@ -5,16 +5,17 @@ Idea     with about √n segments of √n layers, memory grows with √n and the
 Rule     walk the forward ops adding up the bytes they make; where the sum passes b, keep that op's output and start again from zero.
          b comes from b ← √(x·y/2), x the bytes kept and y the largest segment, three times from b = 0, then a grid of six values up to √2·b;
          the plan with the least peak wins. segments="sqrt": keep every ⌊√n⌋-th candidate instead.
-Differs  any op may end a segment. What cannot be replayed (batch norm's running statistics) is kept.
+         ends="articulation": only where all that forward still needs is one op's output may a segment end.
+Differs  any op may end a segment unless ends says otherwise. What cannot be replayed (batch norm's running statistics) is kept.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from ..errors import BadInput
-from ..ir import Phase, Problem, Role, Schedule, peak_bytes
+from ..ir import Graph, Phase, Problem, Role, Schedule, peak_bytes
 from ._gaps import Drop, build, can_recompute
 from ._layers import saved_for_backward
 
@@ -25,22 +26,25 @@ FIXED_POINT_STEPS = 3
 GRID_POINTS = 6
 
 
-def plan(problem: Problem, *, segments: str = "search") -> Schedule:
+def plan(problem: Problem, *, segments: str = "search", ends: str = "any") -> Schedule:
     if segments not in ("search", "sqrt"):
         raise BadInput(f"segments is {segments!r}; chen knows 'search' and 'sqrt'")
+    if ends not in ("any", "articulation"):
+        raise BadInput(f"ends is {ends!r}; chen knows 'any' and 'articulation'")
     candidates = {storage: last for storage, last, _ in saved_for_backward(problem.graph) if can_recompute(problem, storage)}
+    may_end = _articulations(problem.graph) & candidates.keys() if ends == "articulation" else set(candidates)
     if segments == "sqrt":
-        every = max(1, math.isqrt(len(candidates)))
-        kept = set(list(candidates)[every - 1 :: every])
+        every = max(1, math.isqrt(len(may_end)))
+        kept = set([storage for storage in candidates if storage in may_end][every - 1 :: every])
         return _recompute_others(problem, candidates, kept)
     plans: dict[frozenset[int], Schedule] = {}
-    for limit in _limits(problem, candidates):
-        kept = _keep_at_limit(problem, candidates, limit)[0]
+    for limit in _limits(problem, may_end):
+        kept = _keep_at_limit(problem, may_end, limit)[0]
         plans.setdefault(frozenset(kept), _recompute_others(problem, candidates, kept))
     return min(plans.values(), key=lambda schedule: peak_bytes(problem, schedule)[problem.device_tier])
 
 
-def _limits(problem: Problem, candidates: dict[int, int]) -> Iterator[float]:
+def _limits(problem: Problem, candidates: Collection[int]) -> Iterator[float]:
     """The segment sizes to try."""
     limit, smallest_segment = 0.0, math.inf
     for _ in range(FIXED_POINT_STEPS):
@@ -54,7 +58,7 @@ def _limits(problem: Problem, candidates: dict[int, int]) -> Iterator[float]:
         yield smallest_segment + (highest - smallest_segment) * point / (GRID_POINTS - 1)
 
 
-def _keep_at_limit(problem: Problem, candidates: dict[int, int], limit: float) -> tuple[set[int], int]:
+def _keep_at_limit(problem: Problem, candidates: Collection[int], limit: float) -> tuple[set[int], int]:
     """What is kept when segments end at `limit` bytes, and the bytes of the largest segment."""
     graph = problem.graph
     kept: set[int] = set()
@@ -69,6 +73,21 @@ def _keep_at_limit(problem: Problem, candidates: dict[int, int], limit: float) -
             kept.update(ends)
             segment = 0
     return kept, largest
+
+
+def _articulations(graph: Graph) -> set[int]:
+    """Storages that are all that the rest of forward needs of what came before, behind the op that made them."""
+    last_read = {s.id: max((use for use in graph.readers[s.id] if graph.ops[use].phase is Phase.FORWARD), default=-1) for s in graph.storages}
+    found: set[int] = set()
+    needed: set[int] = set()
+    for op in graph.ops:
+        if op.phase is not Phase.FORWARD:
+            continue
+        needed.update(s for s in op.writes if graph.storages[s].role is Role.ACTIVATION)
+        needed = {s for s in needed if last_read[s] > op.id}
+        if len(needed) == 1:
+            found |= needed
+    return found
 
 
 def _recompute_others(problem: Problem, candidates: dict[int, int], kept: set[int]) -> Schedule:
