@@ -164,18 +164,18 @@ def placed(
     pool = HostPool(8 * MIB, device)
     store = NvmeStore(directory, 4 * MIB, pool, block_bytes=4096, requests=2) if directory is not None else None
     options = {"stream_chunk_elements": CHUNK, "cpu_chunk_elements": 2 * CHUNK, "threads": 2, **options}
-    states = States(model, optimizer, placements, device, pool=pool, store=store, **options)
     try:
-        states.install()
-        yield states
-    finally:
+        states = States(model, optimizer, placements, device, **options)
+        states.install(pool=pool, store=store)
         try:
-            states.close()
+            yield states
         finally:
-            if store is not None:
-                store.close()
-            device.close()
-            pool.close()
+            states.close()
+    finally:
+        if store is not None:
+            store.close()
+        device.close()
+        pool.close()
     assert device.lost_copies == 0
 
 

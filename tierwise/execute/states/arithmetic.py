@@ -16,8 +16,6 @@ class Arithmetic(Protocol):
     states: tuple[str, ...]  # what it keeps for each element, by torch's names
     masters: bool  # whether it keeps fp32 masters of narrower parameters
 
-    def state_dtype(self, dtype: torch.dtype) -> torch.dtype: ...
-
     def settle(self, group: int, step: int) -> Any:
         """Everything of a parameter group that its `step`-th update needs, read now: the next line of the loop may change it."""
 
@@ -44,9 +42,6 @@ class Formula:
         self._optimizer, self._passes = optimizer, passes
         self.states = self._rule.states
 
-    def state_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return torch.float32
-
     def settle(self, group: int, step: int) -> Any:
         return self._rule.numbers(self._optimizer.param_groups[group], step)
 
@@ -71,9 +66,6 @@ class Torchs:
         check_options(optimizer)
         self._optimizer = optimizer
         self.states = state_names(optimizer)
-
-    def state_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return dtype
 
     def settle(self, group: int, step: int) -> Any:
         settings = {key: value for key, value in self._optimizer.param_groups[group].items() if key != "params"}

@@ -8,6 +8,8 @@ device. Any other operation brings the gradient back to the device, where it sta
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -57,30 +59,30 @@ class Factor:
     def __init__(self, value: Any, dtype: torch.dtype, traffic: Traffic) -> None:
         self._value = value  # as it was given, for gradients that are multiplied on the device
         self._wide = dtype == torch.float32
+        self._lock = threading.Lock()  # lanes may ask at once
         self._number: float | None = None if isinstance(value, torch.Tensor) else float(value)
         if not isinstance(value, torch.Tensor):
             return
         # A tensor on a card takes the gradient's type before it multiplies; on the CPU, where all of this is a rehearsal, it does not.
         narrow = value.detach().to(dtype) if value.device.type == "cuda" else value.detach()
-        self._leaving = narrow.to(torch.float32).reshape(1).clone()
-        self._block = traffic.pool.allocate(4)
-        self._pool = traffic.pool
-        self._event = traffic.device.copy(
-            Direction.OUT, self._block.bytes, bytes_of(self._leaving.untyped_storage())[:4], after=(traffic.device.mark(), *self._block.after)
-        )
+        leaving = bytes_of(narrow.to(torch.float32).reshape(1).clone().untyped_storage())[:4]
+        block = traffic.pool.allocate(4)
+        self._arrives = block.bytes.view(torch.float32)
+        self._event = traffic.device.copy(Direction.OUT, block.bytes, leaving, after=(traffic.device.mark(), *block.after))
+        traffic.hold(self._event, leaving)
+        weakref.finalize(self, traffic.pool.free, block, [self._event]).atexit = False
 
     def multiply(self, gradient: torch.Tensor) -> None:
         """In place, on the device. A factor that keeps fp32 beside a narrower gradient rounds the product only."""
         gradient.copy_(gradient.float().mul_(self._value)) if self._wide else gradient.mul_(self._value)
 
     def number(self) -> float:
-        """Waits for it. On one thread at a time: an update's lane, or whoever has waited for that."""
-        if self._number is None:
-            self._event.wait()
-            self._number = float(self._block.bytes.view(torch.float32).item())
-            self._pool.free(self._block)
-            del self._leaving
-        return self._number
+        """Waits for it."""
+        with self._lock:
+            if self._number is None:
+                self._event.wait()
+                self._number = float(self._arrives.item())
+            return self._number
 
 
 class Held:
@@ -321,7 +323,7 @@ class Traffic:
         held.there = copy_block(self.device, Direction.OUT, held.home.block, held.home.span(held.slot), flat, after=(self.device.mark(),))
         held.home.users = [event for event in held.home.users if not event.done()] + [held.there]
         held.here = None
-        self._hold(held.there, flat)
+        self.hold(held.there, flat)
 
     @torch.no_grad()
     def accumulate(self, held: Held, gradient: torch.Tensor) -> None:
@@ -329,7 +331,7 @@ class Traffic:
         flat = held.slot.flat(gradient).view(torch.uint8)
         block = self.pool.allocate(flat.numel())
         arrived = copy_block(self.device, Direction.OUT, block, slice(0, flat.numel()), flat, after=(self.device.mark(), *block.after))
-        self._hold(arrived, flat)
+        self.hold(arrived, flat)
         dtype = gradient.dtype
 
         def add(mine: torch.Tensor) -> None:
@@ -358,7 +360,7 @@ class Traffic:
             self.device.wait(event)
             self._leaving_bytes -= tensor.numel()
 
-    def _hold(self, event: Event, flat: torch.Tensor) -> None:
+    def hold(self, event: Event, flat: torch.Tensor) -> None:
         self.sent_bytes += flat.numel()
         self._leaving.append((event, flat))
         self._leaving_bytes += flat.numel()

@@ -17,7 +17,7 @@ import torch
 
 from ..device import Device, Direction
 from ..host_pool import PAGE_BYTES, Block, HostPool
-from ..lanes import Event, already
+from ..lanes import Event, already, settled
 from ..nvme import NvmeStore
 from ..offsets import round_up
 from .units import Unit
@@ -47,6 +47,8 @@ class Ring:
         self._free.put((block, after))
 
     def close(self) -> None:
+        while not self._free.empty():
+            settled(self._free.get()[1]).wait()
         for block in self._blocks:
             self._pool.free(block)
         self._blocks.clear()

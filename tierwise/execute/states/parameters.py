@@ -17,7 +17,7 @@ from ..device import Device, Direction, bytes_of
 from ..lanes import Event, Lane, Signal, already
 from .guards import Ask, guard, unguard
 from .homes import DiskChunks, HostFlat, Ring, copy_block
-from .torch_compat import without_torch_function
+from .torch_compat import in_backward, without_torch_function
 from .units import Slot, Unit
 
 
@@ -43,6 +43,7 @@ class Residence:
         self.unit, self.home = unit, home
         self.users = 0  # calls of its regions that run now
         self.is_here = False
+        self._is_old = False  # it has been updated at home since it came
         self.borrowed = False  # somebody other than a region asked for it, and may have written to it
         self._device, self._lane = device, lane
         self._wait_settled, self._settling = wait_settled, settling
@@ -101,8 +102,14 @@ class Residence:
 
     def arrive(self) -> None:
         """They are here for compute that comes from now on."""
+        if self._is_old and not in_backward():
+            self.leave()
         if not self.is_here:
-            self.check_bound()
+            if self.was_replaced():
+                raise BadInput(
+                    f"the parameters of {self.unit.name} were replaced by others while they live elsewhere; "
+                    f"call tierwise.release(model) before model.to(...), and fit it again after"
+                )
             self.start()
             assert self._coming is not None
             (signal, events), self._coming = self._coming, None
@@ -125,9 +132,16 @@ class Residence:
             return
         if self.borrowed:
             self.write_back()
-        self.is_here = False
+        self.is_here = self._is_old = False
         self._device.resize(self._storage, 0)
         guard(self.parameters, self._ask)
+
+    def outdate(self, *, in_use: bool) -> None:
+        """An update is about to change what is at home. What is on the device goes, or will not count as being here any more."""
+        if not in_use and self.users == 0:
+            self.leave()
+        else:
+            self._is_old = self.is_here
 
     def lend(self) -> None:
         """Come for somebody who reads or writes parameters by themselves; they stay until their region has run."""
@@ -147,9 +161,20 @@ class Residence:
             self.home.write_from(self._device, here, after)
         self._written()
 
-    def give_back(self, slot: Slot, like: torch.device) -> None:
-        """The parameter gets memory of its own again; the unit is here."""
-        slot.parameter.data = slot.shaped(self._flat).to(like, copy=True)
+    def end(self, origin: Callable[[Slot], torch.device]) -> None:
+        """The parameters get memory of their own again, where they came from; the unit's is given back."""
+        if self.was_replaced():
+            return  # somebody has already given them some
+        self.arrive()
+        if self.borrowed:
+            self.write_back()
+        for slot in self.unit.slots:
+            parameter, place = slot.parameter, origin(slot)
+            gradient, parameter.grad = parameter.grad, None
+            parameter.data = slot.shaped(self._flat).to(place, copy=True)
+            parameter.grad = None if gradient is None else gradient.to(place)
+        self.is_here = False
+        self._device.resize(self._storage, 0)
 
     def on_host(self, slot: Slot) -> torch.Tensor:
         """The parameter as it is at home, for a state_dict. In host memory those bytes themselves, in a tensor of exactly their length."""
@@ -164,15 +189,10 @@ class Residence:
         self.home.read_part(slice(slot.offset, slot.stop), flat)
         return flat.as_strided(slot.size, slot.stride)
 
-    def check_bound(self) -> None:
-        first = self.unit.slots[0].parameter
+    def was_replaced(self) -> bool:
+        """Whether somebody gave the parameters other memory, as model.to() does."""
         with without_torch_function():
-            replaced = first.untyped_storage() is not self._storage
-        if replaced:
-            raise BadInput(
-                f"the parameters of {self.unit.name} were replaced by others ({first.device}) while they live elsewhere; "
-                f"call tierwise.release(model) before model.to(...), and fit it again after"
-            )
+            return self.unit.slots[0].parameter.untyped_storage() is not self._storage
 
     def free(self) -> None:
         self.home.free()

@@ -27,9 +27,6 @@ class Whole:
         self._optimizer = optimizer
         self.kept: dict[Slot, dict[str, Any]] = {}  # of parameters that are updated on the host
 
-    def state_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return dtype
-
     def settle(self, group: int, step: int) -> Any:
         settings = {key: value for key, value in self._optimizer.param_groups[group].items() if key != "params"}
         return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in settings.items()}

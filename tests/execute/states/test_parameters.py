@@ -1,0 +1,311 @@
+"""Parameters that live elsewhere, or are being updated, look to everybody as if they were there."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+import torch
+from execute.states.test_placements import MIXED
+from execute.states.training import REGIONS, Net, adamw, batch, everywhere, loss_of, net, placed, plain_loop, reference
+from safetensors.torch import save_file
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tierwise.errors import BadFile, BadInput
+from tierwise.execute.states.guards import is_guarded
+from tierwise.execute.states.placement import Placement
+from tierwise.execute.states.safetensors import Checkpoint
+
+HOST = Placement("host", "cpu", "host", "host")
+DISK = Placement("nvme", "streamed", "nvme", "host")
+AFTER_STEP = everywhere(Placement("host", "cpu", gradients="host"))
+
+
+@pytest.mark.parametrize("placements", [AFTER_STEP, everywhere(HOST), everywhere(DISK), MIXED], ids=["pending", "host", "disk", "mixed"])
+def test_whoever_reads_a_parameter_gets_the_updated_one(placements, tmp_path):
+    """An average over time, a norm logger, and a copy: three that read parameters by themselves, in every step."""
+    model = net()
+    optimizer = adamw(model)
+    average = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    kept = []
+    with placed(model, optimizer, placements, directory=tmp_path, masters="fp32", delay=0.005):
+        for step in range(4):
+            plain_loop(model, optimizer, step)
+            for name, parameter in model.named_parameters():
+                average[name] += parameter  # no .data, no_grad by `average` needing none
+                average[name] = average[name].detach()
+            kept.append(float(sum(p.detach().float().norm() for p in model.parameters())))
+    expected = [reference(steps).parameters for steps in range(1, 5)]
+    assert kept == [float(sum(p.float().norm() for p in found.values())) for found in expected]
+    for name in average:
+        total = torch.zeros_like(average[name])
+        for found in expected:
+            total += found[name]
+        assert torch.equal(average[name], total)
+
+
+def test_reading_the_shape_of_a_parameter_brings_nothing(tmp_path):
+    model = net()
+    optimizer = adamw(model)
+    with placed(model, optimizer, everywhere(HOST), masters="fp32") as states:
+        weight = model.layers[0].up.weight
+        assert is_guarded(weight) and type(weight).__name__ == "Parameter" and isinstance(weight, nn.Parameter)
+        assert weight.shape == (48, 24) and weight.dtype == torch.bfloat16 and weight.numel() == 1152 and weight.requires_grad and weight.grad is None
+        assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in net().parameters())
+        assert weight in {weight: 1} and not any(residence.is_here for residence in states.residency.residences.values())
+        assert weight.sum() != 0 and not is_guarded(weight)  # this did
+    assert not any(is_guarded(p) for p in model.parameters())
+
+
+def test_what_is_written_to_a_parameter_is_trained_on_from_there(tmp_path):
+    def write(model):
+        with torch.no_grad():
+            model.layers[1].up.weight[3] = 0.5
+            model.head.bias.fill_(0.25)
+            model.embedding.weight.mul_(2)
+
+    expected = None
+    for placements in ({}, MIXED, everywhere(HOST), everywhere(DISK)):
+        model = net()
+        optimizer = adamw(model)
+        with placed(model, optimizer, placements, directory=tmp_path, masters="fp32"):
+            for step in range(4):
+                if step == 2:
+                    write(model)
+                plain_loop(model, optimizer, step)
+        found = {name: p.detach().clone() for name, p in model.named_parameters()}
+        expected = expected or found
+        for name in found:
+            assert torch.equal(found[name], expected[name]), (name, placements)
+
+
+@pytest.mark.parametrize("placements", [MIXED, everywhere(HOST), everywhere(DISK)], ids=["mixed", "host", "disk"])
+def test_state_dict_needs_no_device_memory_and_saves_no_more_than_the_parameters(placements, tmp_path):
+    model = net()
+    optimizer = adamw(model)
+    with placed(model, optimizer, placements, directory=tmp_path, masters="fp32") as states:
+        for step in range(3):
+            plain_loop(model, optimizer, step)
+        before = states.device.memory().allocated_bytes
+        states.device.reset_peak()
+        saved = model.state_dict()
+        assert states.device.memory().peak_allocated_bytes == before
+        file = io.BytesIO()
+        torch.save(saved, file)
+        copy = {name: value.clone() for name, value in saved.items()}
+    expected = reference(3).parameters
+    assert list(copy) == list(expected) and all(torch.equal(copy[name], expected[name]) for name in expected)
+    plain = io.BytesIO()
+    torch.save(expected, plain)
+    assert file.tell() < plain.tell() + 4096
+    fresh = net()
+    fresh.load_state_dict(copy)
+
+
+def test_a_state_dict_is_loaded_into_homes(tmp_path):
+    torch.manual_seed(5)
+    other = Net().to(torch.bfloat16)
+    model = net()
+    optimizer = adamw(model)
+    with placed(model, optimizer, MIXED, directory=tmp_path, masters="fp32"):
+        plain_loop(model, optimizer, 0)
+        model.load_state_dict(other.state_dict())
+        assert loss_of(model, 1).item() == loss_of(other, 1).item()
+        plain_loop(model, optimizer, 1)
+        saved = model.state_dict()
+        assert not torch.equal(saved["head.weight"], other.head.weight)  # masters followed: the step went on from what was loaded
+        difference = (saved["head.weight"].float() - other.head.weight.float()).abs().max()
+        assert difference < 0.1
+
+
+def test_a_model_larger_than_the_device_trains_within_its_window():
+    """Ten regions; the device has room for three of them."""
+
+    def deep():
+        torch.manual_seed(0)
+        return Net(layers=8).to(torch.bfloat16)
+
+    placements = dict.fromkeys(("embedding", *(f"layers.{layer}" for layer in range(8)), "head"), HOST)
+    expected = deep()
+    optimizer = adamw(expected)
+    with placed(expected, optimizer, {}, masters="fp32"):
+        losses = [plain_loop(expected, optimizer, step) for step in range(3)]
+    model = deep()
+    whole = sum(p.numel() for p in model.parameters()) * 2
+    optimizer = adamw(model)
+    with placed(model, optimizer, placements, masters="fp32", capacity=24 << 10) as states:
+        needs = states.needs()
+        assert needs.device_bytes == 0 and needs.parameter_host_bytes >= whole > 35_000 and needs.window_bytes < 24 << 10
+        assert [plain_loop(model, optimizer, step) for step in range(3)] == losses
+        assert 0 < states.device.memory().peak_allocated_bytes <= needs.window_bytes
+        saved = model.state_dict()
+        assert all(torch.equal(saved[name], p) for name, p in expected.named_parameters())
+        assert not any(residence.is_here for residence in states.residency.residences.values())
+
+
+def test_what_comes_ahead_does_not_come_where_there_is_no_room():
+    model = net()
+    optimizer = adamw(model)
+    unit = max(2 * sum(-(-p.numel() // 256) * 256 for p in model.get_submodule(path).parameters()) for path in REGIONS)
+    with placed(model, optimizer, everywhere(HOST), masters="fp32", capacity=2 * unit):
+        losses = [plain_loop(model, optimizer, step) for step in range(2)]
+    assert losses == reference(2).losses
+
+
+@pytest.mark.parametrize("placements", [everywhere(HOST), everywhere(DISK), MIXED], ids=["host", "disk", "mixed"])
+def test_evaluation_in_between(placements, tmp_path):
+    model = net()
+    optimizer = adamw(model)
+    with placed(model, optimizer, placements, directory=tmp_path, masters="fp32"):
+        losses = []
+        for step in range(4):
+            losses.append(plain_loop(model, optimizer, step))
+            with torch.no_grad():
+                model.eval()
+                model(batch(9)[0])
+                model.layers[1](torch.zeros(1, 2, 24, dtype=torch.bfloat16))  # one region by itself
+                model.train()
+            loss_of(model, 7)  # a pass whose backward never comes
+    assert losses == reference(4).losses
+
+
+class Checkpointed(Net):
+    reentrant = False
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=self.reentrant)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("update", ["after", "backward"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recomputed_regions(reentrant, update, tmp_path):
+    results = []
+    for placements in ({}, everywhere(HOST), MIXED):
+        model = net()
+        model.__class__ = type("C", (Checkpointed,), {"reentrant": reentrant})
+        optimizer = adamw(model)
+        with placed(model, optimizer, placements, directory=tmp_path, masters="fp32", update=update):
+            results.append([plain_loop(model, optimizer, step) for step in range(3)])
+    assert results[0] == results[1] == results[2]
+
+
+class Tangled(nn.Module):
+    """A tied head, a region that is called twice, a frozen region, a parameter of no region, one that gets no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(40, 24)
+        self.first, self.second, self.frozen = nn.Linear(24, 24), nn.Linear(24, 24), nn.Linear(24, 24)
+        self.frozen.requires_grad_(False)
+        self.scale = nn.Parameter(torch.ones(24))
+        self.head = nn.Linear(24, 40, bias=False)
+        self.head.weight = self.embedding.weight
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        x = self.second(torch.tanh(self.frozen(self.first(x)))) * self.scale
+        return self.head(self.frozen(torch.tanh(self.first(x))))
+
+
+@pytest.mark.parametrize("update", ["after", "backward"])
+def test_shared_frozen_repeated_and_unused_parameters(update, tmp_path):
+    paths = ("embedding", "first", "frozen", "second", "head", "unused", "")
+    results = []
+    for placement in (Placement(), HOST, DISK):
+        torch.manual_seed(0)
+        model = Tangled()
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+        with placed(model, optimizer, dict.fromkeys(paths, placement), directory=tmp_path, update=update, delay=0.001) as states:
+            results.append([plain_loop(model, optimizer, step) for step in range(4)])
+            assert {home.unit.regions for home in states.stored} >= {("embedding", "head"), ("frozen",), ("",)}
+        results.append({name: p.detach().clone() for name, p in model.named_parameters()})
+        assert model.head.weight is model.embedding.weight
+    for losses, parameters in (results[2:4], results[4:6]):
+        assert losses == results[0]
+        assert all(torch.equal(parameters[name], results[1][name]) for name in parameters)
+
+
+def test_an_exception_in_forward_or_backward_leaves_a_model_that_trains(tmp_path):
+    class Fault(Exception):
+        pass
+
+    def fail(*_):
+        raise Fault
+
+    for placements in (everywhere(HOST), everywhere(DISK), MIXED):
+        model = net()
+        optimizer = adamw(model)
+        with placed(model, optimizer, placements, directory=tmp_path, masters="fp32"):
+            losses = [plain_loop(model, optimizer, 0)]
+            handle = model.layers[1].up.register_forward_hook(fail)
+            with pytest.raises(Fault):
+                loss_of(model, 1)
+            handle.remove()
+            loss = loss_of(model, 1)
+            handle = model.layers[1].down.weight.register_hook(fail)
+            with pytest.raises(Fault):
+                loss.backward()
+            handle.remove()
+            optimizer.zero_grad()
+            losses += [plain_loop(model, optimizer, step) for step in (1, 2)]
+        assert losses == reference(3).losses
+
+
+def test_a_checkpoint_on_disk_is_taken_in_region_by_region(tmp_path):
+    source = net()
+    state = {name: value.contiguous() for name, value in source.state_dict().items()}
+    names = sorted(state)
+    save_file({name: state[name] for name in names[:5]}, tmp_path / "model-1.safetensors")
+    save_file({name: state[name] for name in names[5:]}, tmp_path / "model-2.safetensors")
+    index = {"weight_map": {name: f"model-{1 + (name in names[5:])}.safetensors" for name in names}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with torch.device("meta"):
+        model = Net().to(torch.bfloat16)
+    optimizer = adamw(model)
+    with placed(model, optimizer, MIXED, directory=tmp_path, masters="fp32", source=Checkpoint(tmp_path)):
+        losses = [plain_loop(model, optimizer, step) for step in range(4)]
+    assert losses == reference(4).losses
+    assert {p.device.type for p in model.parameters()} == {"cpu"}
+    assert all(torch.equal(p, reference(4).parameters[name]) for name, p in model.named_parameters())
+
+
+def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
+    with torch.device("meta"):
+        model = Net()
+    optimizer = adamw(model)
+    with pytest.raises(BadInput, match=r"embedding.weight is on the meta device and no values were given"), placed(model, optimizer, {}):
+        pass
+    wrong = {name: torch.zeros(1) for name, _ in model.named_parameters()}
+    with pytest.raises(BadInput, match=r"has embedding.weight of shape \(1,\) and the model of shape \(40, 24\)"), placed(model, optimizer, {}, source=wrong):
+        pass
+    with pytest.raises(BadFile, match="no .safetensors file"):
+        Checkpoint(tmp_path)
+    save_file({"a": torch.arange(6.0)}, tmp_path / "a.safetensors")
+    assert torch.equal(Checkpoint(tmp_path)["a"], torch.arange(6.0)) and list(Checkpoint(tmp_path / "a.safetensors")) == ["a"]
+    content = (tmp_path / "a.safetensors").read_bytes()
+    (tmp_path / "a.safetensors").write_bytes(content[:-4])
+    with pytest.raises(BadFile, match="it was cut short"):
+        Checkpoint(tmp_path)["a"]
+    (tmp_path / "a.safetensors").write_bytes(b"\xff" * 64)
+    with pytest.raises(BadFile, match="is not a safetensors file"):
+        Checkpoint(tmp_path)
+
+
+def test_parameters_that_were_replaced_are_named():
+    model = net()
+    optimizer = adamw(model)
+    with placed(model, optimizer, everywhere(HOST), masters="fp32") as states:
+        plain_loop(model, optimizer, 0)
+        states.flush()
+        model.embedding.weight.data = torch.zeros(40, 24, dtype=torch.bfloat16)  # as model.to() would
+        for residence in states.residency.residences.values():
+            residence.leave()
+        with pytest.raises(BadInput, match=r"embedding bfloat16 were replaced by others.*call tierwise.release\(model\) before"):
+            loss_of(model, 1)
+    assert model.embedding.weight.sum() == 0

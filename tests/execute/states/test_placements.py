@@ -1,0 +1,142 @@
+"""Wherever parameters, gradients and state live and wherever updates run: losses and parameters have the bits of the same arithmetic without homes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from execute.states.training import Result, adamw, clipped_loop, everywhere, net, placed, plain_loop, reference
+
+from tierwise.errors import BadInput, UnknownName
+from tierwise.execute.states.placement import ON_DEVICE, TIERS, UPDATES, Placement
+
+
+def legal() -> list[Placement]:
+    found = []
+    for state, update, parameters, gradients in itertools.product(TIERS, UPDATES, TIERS, TIERS[:2]):
+        try:
+            found.append(Placement(state, update, parameters, gradients))
+        except BadInput:
+            continue
+    return found
+
+
+MIXED = {
+    "embedding": Placement("host", "cpu", gradients="host"),
+    "layers.0": Placement("nvme", "streamed", "host", "host"),
+    "layers.1": ON_DEVICE,
+    "layers.2": Placement("host", "streamed"),
+    "head": Placement("nvme", "cpu", "nvme", "host"),
+}
+
+_references: dict[tuple, Result] = {}
+
+
+def expected(steps: int, **options) -> Result:
+    key = (steps, *sorted((name, str(value)) for name, value in options.items()))
+    if key not in _references:
+        _references[key] = reference(steps, **options)
+    return _references[key]
+
+
+def check(result: Result, placements, steps: int, tmp_path, *, loop=plain_loop, make=adamw, dtype=torch.bfloat16, schedule=None, **options) -> None:
+    model = net(dtype)
+    optimizer = make(model)
+    with placed(model, optimizer, placements, directory=tmp_path, **options):
+        scheduler = schedule(optimizer) if schedule else None
+        losses = []
+        for step in range(steps):
+            losses.append(loop(model, optimizer, step))
+            if scheduler:
+                scheduler.step()
+    assert losses == result.losses
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, result.parameters[name]), name
+
+
+def test_there_are_27_ways_to_place_a_region():
+    assert len(legal()) == 27  # 3 with state on the device; 2 homes × 2 places × 3 homes of parameters × 2 of gradients
+
+
+@pytest.mark.parametrize("update", ["after", "backward"])
+@pytest.mark.parametrize("placement", legal(), ids=lambda p: f"{p.state}-{p.update}-{p.parameters}-{p.gradients}")
+def test_every_placement_trains_to_the_same_bits(placement, update, tmp_path):
+    check(expected(5), everywhere(placement), 5, tmp_path, update=update, masters="fp32", delay=0.0005)
+
+
+@pytest.mark.parametrize("update", ["after", "backward"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_all_kinds_at_once_under_random_delays_for_20_steps(seed, update, tmp_path):
+    check(expected(20), MIXED, 20, tmp_path, update=update, masters="fp32", delay=0.004, seed=seed)
+
+
+def test_clipping_accumulation_and_a_scheduler(tmp_path):
+    def schedule(optimizer):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=30)  # changes lr and betas in every step
+
+    options = {"loop": clipped_loop, "schedule": schedule}
+    check(reference(20, **options), MIXED, 20, tmp_path, masters="fp32", **options)
+
+
+@pytest.mark.parametrize("update", ["after", "backward"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_masters_the_bits_are_torchs_own(dtype, update, tmp_path):
+    check(expected(6, masters=None, dtype=dtype), MIXED, 6, tmp_path, dtype=dtype, update=update)
+
+
+def test_masters_of_fp32_parameters_are_the_parameters(tmp_path):
+    check(reference(6, dtype=torch.float32), MIXED, 6, tmp_path, dtype=torch.float32, masters="fp32")
+
+
+OPTIMIZERS = {
+    "adam": lambda model: torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=0.1, maximize=True),
+    "momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.1, weight_decay=0.01),
+    "nesterov": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True),
+    "plain": lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+}
+
+
+@pytest.mark.parametrize("masters", [None, "fp32"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_other_optimizers(name, masters, tmp_path):
+    check(reference(5, masters=masters, make=OPTIMIZERS[name]), MIXED, 5, tmp_path, make=OPTIMIZERS[name], masters=masters)
+
+
+@pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {"amsgrad": True}], ids=str)
+def test_torchs_variants_of_adamw(options, tmp_path):
+    def make(model):
+        return adamw(model, **options)
+
+    check(reference(5, masters=None, make=make, dtype=torch.float32), MIXED, 5, tmp_path, make=make, dtype=torch.float32)
+
+
+def test_an_optimizer_without_a_formula_runs_where_its_state_is(tmp_path):
+    def make(model):
+        return torch.optim.Adafactor(model.parameters(), lr=1e-2)
+
+    placements = {"embedding": Placement("host", "cpu", gradients="host"), "layers.0": Placement("host", "cpu", "host"), "head": ON_DEVICE}
+    check(reference(5, masters=None, make=make, dtype=torch.float32), placements, 5, tmp_path, make=make, dtype=torch.float32)
+    model = net()
+    with pytest.raises(BadInput, match="Adafactor runs on whole parameters where their state is"), placed(model, make(model), MIXED, directory=tmp_path):
+        pass
+    with pytest.raises(BadInput, match="knows Adam, AdamW and SGD, not Adafactor"), placed(model, make(model), {}, masters="fp32"):
+        pass
+
+
+def test_op_by_op_has_the_bits_of_the_compiled_pass(tmp_path):
+    check(expected(5), MIXED, 5, tmp_path, masters="fp32", compiled=False)
+
+
+def test_placements_that_make_no_sense_are_refused(tmp_path):
+    with pytest.raises(BadInput, match="state on 'device' cannot be updated on 'cpu'"):
+        Placement("device", "cpu")
+    with pytest.raises(BadInput, match="takes its gradients there"):
+        Placement(gradients="host")
+    with pytest.raises(UnknownName, match="did you mean 'host'"):
+        Placement("hots", "cpu")
+    model = net()
+    with pytest.raises(UnknownName, match="unknown submodule 'layers.7'"), placed(model, adamw(model), {"layers.7": ON_DEVICE}):
+        pass
+    with pytest.raises(BadInput, match="lives on disk and no disk store was given"), placed(model, adamw(model), {"head": Placement("nvme", "cpu")}):
+        pass

@@ -1,0 +1,136 @@
+"""The optimizer's state by parameter: from torch's layout to rows in their homes, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from ..device import Device
+from ..host_pool import HostPool
+from ..nvme import NvmeStore
+from . import access
+from .arithmetic import Formula
+from .facade import MASTER
+from .gradients import HostGradients
+from .homes import DiskChunks, HostChunks
+from .rules import rule_of
+from .torchs import is_piecewise, state_names
+from .units import Slot, Unit
+from .updates import Stored, Updates
+from .whole import Whole
+
+HOST = torch.device("cpu")
+
+
+class Ledger:
+    """`weights` gives a parameter as it is now, flat."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, updates: Updates, weights: Callable[[Stored, Slot], torch.Tensor]) -> None:
+        self._optimizer, self._updates, self._weights = optimizer, updates, weights
+        self._arithmetic = updates.arithmetic
+
+    def is_native(self, home: Stored) -> bool:
+        """Whether torch itself keeps the state and updates, on the device."""
+        return home.unit.placement.update == "device" and not isinstance(self._arithmetic, Formula)
+
+    def keep(self, home: Stored, device: Device, pool: HostPool | None, store: NvmeStore | None) -> None:
+        """Make room for a unit's state and gradients, and take over what the optimizer has of them."""
+        unit, place = home.unit, home.unit.placement
+        if not unit.trained or self.is_native(home):
+            return
+        if place.gradients == "host" or place.update == "cpu":
+            assert pool is not None
+            home.gradients = HostGradients(unit, pool)
+        if place.state == "device":
+            made = device.empty(max(1, home.row_count * unit.numel * home.dtype.itemsize))
+            home.arrays = made[: home.row_count * unit.numel * home.dtype.itemsize].view(home.dtype).view(home.row_count, unit.numel)
+        elif place.state == "host" or not home.names:
+            assert pool is not None
+            home.chunks = HostChunks(unit, home.row_count, home.dtype, pool)
+        else:
+            assert store is not None
+            home.chunks = DiskChunks(unit, home.row_count, home.dtype, store)
+        known = {slot: self._optimizer.state.pop(slot.parameter, {}) for slot in unit.slots}
+        self.take_over(home, known)
+
+    def take_over(self, home: Stored, known: Mapping[Slot, Mapping[str, Any]]) -> None:
+        """State of a unit's parameters in torch's layout; a master that is not there is made from its parameter."""
+        if self.is_native(home):
+            for slot, state in known.items():
+                self._optimizer.state.pop(slot.parameter, None)
+                if state:
+                    self._optimizer.state[slot.parameter] = _cast(state, slot.parameter.device, slot.parameter.dtype)
+            return
+        if isinstance(self._arithmetic, Whole):
+            for slot, state in known.items():
+                self._arithmetic.kept.pop(slot, None)
+                if state:
+                    self._arithmetic.kept[slot] = _cast(state, HOST, home.unit.dtype)
+            known = {slot: {} for slot in known}
+        for slot, state in known.items():
+            slot.steps = int(state["step"]) if "step" in state else int(any(isinstance(value, torch.Tensor) for value in state.values()))
+
+        def values(slot: Slot, name: str) -> torch.Tensor | None:
+            value = known[slot].get(name)
+            if isinstance(value, torch.Tensor):
+                return slot.flat(value)
+            return self._weights(home, slot) if name == MASTER else None
+
+        access.fill(home, values, self._updates.ring("state", home))
+
+    def of(self, home: Stored, slot: Slot) -> dict[str, Any]:
+        """A parameter's state in torch's layout, masters as one key more; empty before its first update."""
+        if self.is_native(home):
+            return dict(self._optimizer.state.get(slot.parameter, {}))
+        if isinstance(self._arithmetic, Whole):
+            return self._arithmetic.kept.get(slot, {})
+        if not slot.steps:
+            return {}
+        found: dict[str, Any] = {}
+        if type(self._optimizer) is not torch.optim.SGD:
+            found["step"] = torch.tensor(float(slot.steps))
+        names = home.states if home.dtype == home.unit.dtype else home.names
+        for name in (*home.states, *(set(names) - set(home.states))):
+            found[name] = access.read(home, slot, name).as_strided(slot.size, slot.stride)
+        return found
+
+    def refresh(self, home: Stored, slots: Iterable[Slot]) -> None:
+        """Somebody wrote to these parameters: masters follow where they differ by more than rounding."""
+        wanted = set(slots)
+
+        def value(slot: Slot, old: torch.Tensor) -> torch.Tensor | None:
+            if slot not in wanted:
+                return None
+            now = self._weights(home, slot).to(old.device)
+            differs = old.to(now.dtype) != now
+            return torch.where(differs, now.to(old.dtype), old) if bool(differs.any()) else None
+
+        access.rewrite(home, MASTER, value, self._updates.ring("state", home))
+
+
+def stored_of(unit: Unit, optimizer: torch.optim.Optimizer | None, masters: str | None) -> Stored:
+    """Which rows a unit's state has, and of which type."""
+    home = Stored(unit)
+    if optimizer is None or not unit.trained:
+        return home
+    place = unit.placement
+    home.dtype = torch.float32 if masters == "fp32" else unit.dtype
+    copied = place.update == "cpu" and place.parameters == "device"  # the host has weights of its own to work on
+    whole = masters is None and not is_piecewise(optimizer)
+    home.has_master = home.dtype != unit.dtype or copied or (whole and place.update == "cpu")
+    known = rule_of(optimizer).states if masters == "fp32" else () if whole else state_names(optimizer)
+    home.names = ((MASTER,) if home.has_master else ()) + known
+    return home
+
+
+def _cast(state: Mapping[str, Any], place: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """As torch does it when a state is loaded: everything to the parameter's device, numbers with a fraction to its type, `step` as it is."""
+    made: dict[str, Any] = {}
+    for key, value in state.items():
+        if not isinstance(value, torch.Tensor) or key == "step":
+            made[key] = value.clone() if isinstance(value, torch.Tensor) else value
+        else:
+            made[key] = value.to(place, dtype if value.is_floating_point() else value.dtype, copy=True)
+    return made

@@ -1,0 +1,52 @@
+"""How many bytes placements take, in every tier, before anything is placed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..host_pool import ALIGNMENT, PAGE_BYTES
+from ..offsets import round_up
+from .placement import Needs
+from .updates import STAGING_BUFFERS, Stored, ring_bytes, staging_bytes
+
+SLACK_BYTES = 1 << 20  # factors of gradients, and holes between blocks
+
+
+def needs_of(stored: Sequence[Stored], by_region: Mapping[str, Sequence[Stored]], order: Sequence[str], ahead: int) -> Needs:
+    """`order` is the one in which regions run; so many regions `ahead` their parameters come."""
+    device = host = parameters = disk = written = 0
+    for home in stored:
+        unit, place = home.unit, home.unit.placement
+        size = home.dtype.itemsize
+        if unit.trained and place.state == "device":
+            device += home.row_count * unit.numel * size
+        for chunk in unit.chunks():
+            count = chunk.stop - chunk.start
+            if unit.trained and place.state == "host":
+                host += round_up(home.row_count * count * size, ALIGNMENT)
+            elif unit.trained and place.state == "nvme":
+                disk += round_up(home.row_count * count * size, PAGE_BYTES)
+                written += round_up(home.row_count * count * size, PAGE_BYTES)
+            if place.parameters == "nvme":
+                disk += round_up(count * unit.dtype.itemsize, PAGE_BYTES)
+                written += round_up(count * unit.dtype.itemsize, PAGE_BYTES) * unit.trained
+        if unit.trained and (place.gradients == "host" or place.update == "cpu"):
+            host += round_up(unit.nbytes, ALIGNMENT)
+        if place.parameters == "host":
+            parameters += round_up(unit.nbytes, PAGE_BYTES)
+        elif place.parameters == "nvme" and (place.update == "device" or not unit.trained):
+            host += 2 * round_up(min(unit.chunk_elements, unit.numel) * unit.dtype.itemsize, PAGE_BYTES)
+    host += sum(count * round_up(nbytes, PAGE_BYTES) for nbytes, count in ring_bytes(stored).values())
+    largest = [slot.numel * home.unit.dtype.itemsize for home in stored if home.unit.placement.gradients == "host" for slot in home.unit.slots]
+    host += 2 * round_up(max(largest, default=0), ALIGNMENT)  # gradients of another batch, on their way to be added
+    window = [sum(home.unit.nbytes for home in by_region.get(path, ()) if home.unit.placement.parameters != "device") for path in order]
+    # In backward one region is done when the next has begun, and the one after that is already coming.
+    span = ahead + 2
+    return Needs(
+        device_bytes=device + STAGING_BUFFERS * staging_bytes(stored),
+        host_bytes=host + (SLACK_BYTES if host else 0),
+        parameter_host_bytes=parameters,
+        nvme_bytes=disk,
+        written_bytes_per_step=written,
+        window_bytes=max((sum(window[place : place + span]) for place in range(len(window))), default=0),
+    )
