@@ -235,6 +235,44 @@ def awkward(*, on: Machine | None = None) -> Problem:
     return b.problem(on)
 
 
+def relu_net(*, on: Machine | None = None, cyclic: bool = True) -> Problem:
+    """conv, relu, pool, conv, relu, conv: the first relu feeds a pool and the second a conv. With codecs of the papers' names, sized by hand.
+
+    A value has 4 bytes, an index of a maximum 8. Half of r0 and r1 are zeros: r0, 16 values, is a mask of 2 bytes and 8 values as zvc, 34 bytes.
+    """
+    b = GraphBuilder()
+    x = b.storage("x", 16, Role.INPUT)
+    names = (("c0", 64), ("r0", 64), ("p0", 16), ("i0", 32), ("c1", 32), ("r1", 32), ("c2", 16))
+    c0, r0, p0, i0, c1, r1, c2 = (b.storage(name, nbytes, Role.ACTIVATION) for name, nbytes in names)
+    w = b.storage("w", 4, Role.PARAM)
+    b.op("conv0", FORWARD, [x, w], [c0], kind="conv2d", seconds=2)
+    b.op("relu0", FORWARD, [c0], [r0], kind="relu", in_place=((c0, r0),))
+    b.op("pool0", FORWARD, [r0], [p0, i0], kind="max_pool2d")
+    b.op("conv1", FORWARD, [p0], [c1], kind="conv2d", seconds=2)
+    b.op("relu1", FORWARD, [c1], [r1], kind="relu")
+    b.op("conv2", FORWARD, [r1], [c2], kind="conv2d", seconds=2)
+    gradients = (("dc2", 16), ("dr1", 32), ("dc1", 32), ("dp0", 16), ("dr0", 64), ("dc0", 64))
+    dc2, dr1, dc1, dp0, dr0, dc0 = (b.storage(name, nbytes, Role.ACTIVATION) for name, nbytes in gradients)
+    b.op("loss", BACKWARD, [c2], [dc2], kind="loss")
+    b.op("conv2'", BACKWARD, [dc2, r1], [dr1], kind="conv2d_backward", seconds=3)
+    b.op("relu1'", BACKWARD, [dr1, r1], [dc1], kind="relu_backward")
+    b.op("conv1'", BACKWARD, [dc1, p0], [dp0], kind="conv2d_backward", seconds=3)
+    b.op("pool0'", BACKWARD, [dp0, r0, i0], [dr0], kind="max_pool2d_backward")
+    b.op("relu0'", BACKWARD, [dr0, r0], [dc0], kind="relu_backward")
+    b.op("conv0'", BACKWARD, [dc0, x], [g := b.storage("g", 4, Role.GRAD)], kind="conv2d_backward", seconds=3)
+    b.op("step", UPDATE, [g], [], mutates=(w,), kind="update")
+    rates = {"gpu": 64.0, "cpu": 16.0}
+    codecs = (
+        Codec("zvc", {r0: 34, r1: 17}, rates, rates),
+        Codec("csr", {r0: 44, r1: 24}, rates, rates),
+        Codec("bit1", {r0: 2, r1: 1}, {"gpu": 64.0}),
+        Codec("argmax4", {i0: 2}, rates, rates),
+        Codec("fp16", {s: b.storages[s].nbytes // 2 for s in (c0, r0, p0, c1, r1, c2)}, rates, rates, lossy=True),
+    )
+    problem = b.problem(on, cyclic=cyclic)
+    return replace(problem, costs=replace(problem.costs, codecs=codecs))
+
+
 ODD_PROBLEMS = {
     "chain": lambda on=None: chain(6, on=on),
     "chain with weights": lambda on=None: chain(4, weight_bytes=5, state_bytes=10, cpu_update_seconds=2, on=on),
@@ -246,5 +284,6 @@ ODD_PROBLEMS = {
     "zero activations": lambda on=None: zero_activations(on=on),
     "masters": lambda on=None: masters(on=on),
     "awkward": lambda on=None: awkward(on=on),
+    "relu net": lambda on=None: relu_net(on=on),
     "cold chain": lambda on=None: chain(4, weight_bytes=5, state_bytes=10, cpu_update_seconds=2, on=on, cyclic=False),
 }

@@ -164,6 +164,7 @@ def compiled_problem(model: CapturedModel, step: CompiledStep, machine: str | Pa
 
 @dataclass(frozen=True, slots=True)
 class Answer:
+    problem: Problem  # what the schedule is for: the one asked about, unless the policy prepares another (policies/__init__.py)
     schedule: Schedule
     timeline: Timeline
     row: Row
@@ -172,10 +173,10 @@ class Answer:
 def answer(problem: Problem, policy: str, **options: Any) -> Answer:
     """Plan and predict with one policy; raises if it has no plan within the budget."""
     start = time.perf_counter()
-    schedule = policies.plan(problem, policy, **options)
+    problem, schedule = policies.planned(problem, policy, **options)
     planning_seconds = time.perf_counter() - start
     timeline = simulate(problem, schedule)
-    return Answer(schedule, timeline, replace(describe(problem, policy, schedule, timeline), planning_seconds=planning_seconds))
+    return Answer(problem, schedule, timeline, replace(describe(problem, policy, schedule, timeline), planning_seconds=planning_seconds))
 
 
 def reference(problem: Problem) -> Answer:
@@ -230,18 +231,21 @@ def compare(
     rows = []
     for name in names:
         if name == REFERENCE:
-            rows.append(kept)
+            rows.append(relate(kept, kept.seconds, bound))
             continue
         on_policy(name)
-        rows.append(_row(problem, name, dict((options or {}).get(name, {}))))
-    rows = [relate(row, kept.seconds, bound) for row in rows]
+        row, own_bound = _row(problem, name, dict((options or {}).get(name, {})))
+        rows.append(relate(row, kept.seconds, own_bound or bound))
     return Comparison(problem.budget_bytes, bound, kept.seconds, kept.peak_bytes, tuple(sorted(rows, key=_rank)))
 
 
-def _row(problem: Problem, name: str, options: dict[str, Any]) -> Row:
+def _row(problem: Problem, name: str, options: dict[str, Any]) -> tuple[Row, float | None]:
+    """A policy's row, and the bound of the step it prepared, where that is another."""
     start = time.perf_counter()
     try:
-        return answer(problem, name, **options).row
+        found = answer(problem, name, **options)
+        lossy = policies.card(name).exactness.startswith("lossy")
+        return found.row, None if found.problem is problem else lower_bound_seconds(found.problem, lossy=lossy)
     except BadInput:
         raise
     except InfeasibleBudget as error:
@@ -252,7 +256,7 @@ def _row(problem: Problem, name: str, options: dict[str, Any]) -> Row:
         row = Row(name, Outcome.REFUSED, reason=str(error))
     except Exception as error:
         row = Row(name, Outcome.CRASHED, reason=f"crashed with {type(error).__name__}: {error}; this is a bug of the policy")
-    return replace(row, planning_seconds=time.perf_counter() - start)
+    return replace(row, planning_seconds=time.perf_counter() - start), None
 
 
 def relate(row: Row, keep_all_seconds: float, bound_seconds: float) -> Row:

@@ -45,8 +45,9 @@ def plan(
     problem = pipeline.make_problem(step, machine, budget)
     with terminal.progress(1) as begin:
         begin(policy)
-        answer = pipeline.answer(problem, policy, **options)
         kept = pipeline.reference(problem).row
+        answer = pipeline.answer(problem, policy, **options)
+        problem = answer.problem
         bound = lower_bound_seconds(problem)
     rows = [pipeline.relate(row, kept.seconds or 0.0, bound) for row in ([kept] if policy != pipeline.REFERENCE else []) + [answer.row]]
     if out is not None:
@@ -75,6 +76,7 @@ def plan(
 def explain(problem: Problem, schedule: Schedule) -> list[Line]:
     """What the schedule does beyond keeping everything, in a few lines."""
     from ..ir import Compute, Copy
+    from ..ir.schedule import held_as
     from ..units import format_bytes
     from ._terminal import Line
 
@@ -87,7 +89,8 @@ def explain(problem: Problem, schedule: Schedule) -> list[Line]:
     for step in schedule.steps:
         if isinstance(step, Copy):
             storage = graph.storages[step.storage]
-            copied[str(storage.role), step.src, step.dst] += storage.nbytes
+            ways = held_as(step.src, step.src_form), held_as(step.dst, step.dst_form)
+            copied[str(storage.role), *ways] += problem.form_bytes(storage.id, step.src_form or step.dst_form)
         elif isinstance(step, Compute):
             op = graph.ops[step.op]
             again[op.kind or op.name] += (step.op, step.iteration) in seen

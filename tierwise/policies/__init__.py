@@ -19,6 +19,9 @@ A policy's file has a docstring and a few constants, all plain literals:
     EXACTNESS = "exact"                               or "exact if ...", "lossy: ..."; exact unless given
     YEAR, VENUE = 2016, "MICRO"                       only where the Paper line does not say them
 
+A policy whose plans are for a step other than the one it is given has a second function, `prepare`, with some of the options of `plan`: it
+returns the problem with the codecs or kernels the paper counts on, or with its batch split. `planned` returns that problem with the plan.
+
 What is published but has no file is named in ABSENT, with the reason.
 
 Outsiders register a module with the same shape under the entry point group "tierwise.policies".
@@ -37,7 +40,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..errors import BadInput, InfeasibleBudget, MissingTier, OverCapacity, UnknownName
+from ..errors import BadInput, InfeasibleBudget, MissingTier, NotExecutable, OverCapacity, UnknownName
 from ..ir import Problem, Schedule, check_schedule, peak_bytes
 from ..units import exact_bytes, format_bytes
 
@@ -149,6 +152,14 @@ def card(name: str) -> Card:
 
 def plan(problem: Problem, policy: str, **options: Any) -> Schedule:
     """A legal schedule of this policy within the budget, or the reason why there is none."""
+    prepared, schedule = planned(problem, policy, **options)
+    if prepared.graph is not problem.graph:
+        raise NotExecutable(f"{policy} plans a step of its own making, not the one it was given; it can be simulated and compared, not run")
+    return schedule
+
+
+def planned(problem: Problem, policy: str, **options: Any) -> tuple[Problem, Schedule]:
+    """The same, with the problem the schedule is for: the one given, unless the policy prepares another."""
     module = load(policy)
     for tier in sorted(getattr(module, "REQUIRES", ())):
         if tier not in problem.machine.tier_named and tier not in problem.machine.processor_named:
@@ -173,10 +184,20 @@ def plan(problem: Problem, policy: str, **options: Any) -> Schedule:
         ) from None
 
 
-def _attempt(problem: Problem, module: ModuleType, options: dict[str, Any]) -> Schedule:
-    schedule: Schedule = module.plan(problem, **options)
-    check_schedule(problem, schedule)
-    return schedule
+def _attempt(problem: Problem, module: ModuleType, options: dict[str, Any]) -> tuple[Problem, Schedule]:
+    prepared = _prepared(problem, module, options)
+    schedule: Schedule = module.plan(prepared, **options)
+    check_schedule(prepared, schedule)
+    return prepared, schedule
+
+
+def _prepared(problem: Problem, module: ModuleType, options: dict[str, Any]) -> Problem:
+    prepare = getattr(module, "prepare", None)
+    if prepare is None:
+        return problem
+    known = inspect.signature(prepare).parameters
+    prepared: Problem = prepare(problem, **{name: value for name, value in options.items() if name in known})
+    return prepared
 
 
 def _check_options(module: ModuleType, policy: str, options: dict[str, Any]) -> None:

@@ -39,6 +39,11 @@ def plan(problem: Problem, *, mode: str = "dyn", tier: str = "dram") -> Schedule
 
 
 def _offload(problem: Problem, mode: str, tier: str) -> Schedule:
+    return build(problem, offloads(problem, mode, tier))
+
+
+def offloads(problem: Problem, mode: str, tier: str) -> list[Swap]:
+    """What the mode sends to the tier, and when."""
     graph = problem.graph
     last_feature = _last_feature_layer(graph)
     needed_first: dict[int, list[int]] = {}  # backward op -> offloaded storages it is the first to need
@@ -50,10 +55,7 @@ def _offload(problem: Problem, mode: str, tier: str) -> Schedule:
             leaves_at[storage] = layer
             needed_first.setdefault(needed, []).append(storage)
     fetch_at = _prefetch(graph, needed_first)
-    return build(
-        problem,
-        [Swap(storage, tier, out_at=layer, free_at=layer + 1, in_at=fetch_at[storage], join=True) for storage, layer in leaves_at.items()],
-    )
+    return [Swap(storage, tier, out_at=layer, free_at=layer + 1, in_at=fetch_at[storage], join=True) for storage, layer in leaves_at.items()]
 
 
 def _last_feature_layer(graph: Graph) -> int:

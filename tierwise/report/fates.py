@@ -55,7 +55,7 @@ def fates(problem: Problem, schedule: Schedule) -> dict[int, Fate]:
     """For each storage that is there when forward ends and that is read after it: what the schedule does with it in between."""
     graph, device = problem.graph, problem.device_tier
     again = {storage for _, step in recomputations(schedule) for storage in graph.ops[step.op].writes}
-    copied = {step.storage for step in schedule.steps if isinstance(step, Copy) and step.src == device}
+    copied = {step.storage for step in schedule.steps if isinstance(step, Copy) and step.src == device != step.dst}
     found = {}
     for storage in graph.storages:
         producer = graph.producer(storage.id)

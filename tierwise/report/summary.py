@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..ir import Compute, Copy, Phase, Problem, Run, Schedule, Timeline, Within
+from ..ir.schedule import held_as
 from ..units import format_bytes
 from .fates import Fate, Module, fates, module_tree, recomputations
 from .tables import Group, grouped
@@ -345,7 +346,7 @@ def _saved_bytes(problem: Problem, schedule: Schedule, within: Sequence[Within])
 
 
 def _recomputed_seconds(problem: Problem, again: Sequence[Compute], within: Sequence[Within]) -> float:
-    return math.fsum([*(problem.seconds(step.op, step.on) for step in again), *(block.seconds for block in within)])
+    return math.fsum([*(problem.seconds(step.op, step.on, step.variant) for step in again), *(block.seconds for block in within)])
 
 
 def _copied(problem: Problem, schedule: Schedule) -> tuple[Copied, ...]:
@@ -353,7 +354,8 @@ def _copied(problem: Problem, schedule: Schedule) -> tuple[Copied, ...]:
     for step in schedule.steps:
         if isinstance(step, Copy):
             storage = problem.graph.storages[step.storage]
-            found.setdefault((str(storage.role), step.src, step.dst), []).append(storage.nbytes)
+            ways = held_as(step.src, step.src_form), held_as(step.dst, step.dst_form)
+            found.setdefault((str(storage.role), *ways), []).append(problem.form_bytes(storage.id, step.src_form or step.dst_form))
     return tuple(Copied(*key, nbytes=sum(sizes), copies=len(sizes)) for key, sizes in sorted(found.items()))
 
 
