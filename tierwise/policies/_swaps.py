@@ -45,6 +45,10 @@ class SwapPlan:
     def fits(self, nbytes: int) -> bool:
         return bool(self.resident.max(initial=0) <= nbytes)
 
+    def is_pressed(self, start: int, end: int) -> bool:
+        """Whether the curve is over the line at any of the ops from `start` until `end`, counted on."""
+        return any(bool((self.resident[part] > self.line).any()) for part in self._within_step(start, end))
+
     def has_room(self, tier: str, gap: Gap) -> bool:
         capacity = self.problem.machine.capacity(tier)
         return int(self.held[tier][self._held_during(gap)].max(initial=0)) + gap.nbytes <= capacity
