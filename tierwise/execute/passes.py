@@ -121,6 +121,12 @@ class RegionRun:
             if saved is not None and saved.ticket is not None and saved.pending is None:
                 saved.pending = self._pass.copies.fetch(saved.ticket)
 
+    def call_off(self) -> None:
+        for reference in self._saved:
+            saved = reference()
+            if saved is not None:
+                saved.pending = None
+
     def _chosen(self, waiting: Sequence[Saved], inputs: Any, outputs: Any) -> Iterator[tuple[str, Saved]]:
         """What the plan sends, by name. Parameters stay, and so do results: they are the next call's input."""
         plan, lasting = self.plan, self._pass.lasting
@@ -164,16 +170,10 @@ class Pass:
         self._runs: list[weakref.ref[RegionRun]] = []  # autograd's nodes hold them
         self._times: dict[str, int] = {}
         self._leaving: deque[tuple[int, list[Ticket]]] = deque()  # (place after whose forward they are let go, tickets)
-        self._turned = 0
 
     @property
     def waits_for_backward(self) -> bool:
         return any(run() is not None for run in self._runs)
-
-    @property
-    def was_cut_short(self) -> bool:
-        """A backward began and did not come to its end."""
-        return 0 < self._turned < len(self._runs)
 
     def enter(self, module: str) -> RegionRun | None:
         """The next call of a region; None where the plan knows nothing of it."""
@@ -208,13 +208,13 @@ class Pass:
 
     def turned(self, run: RegionRun) -> None:
         """The backward of a call begins: start the way back of those that count on it."""
-        self._turned += 1
         for place in range(run.place - 1, max(-1, run.place - 1 - MAX_AHEAD), -1):
             other = self._runs[place]()
             if other is not None and place + other.plan.call.fetch >= run.place:
                 try:
                     other.fetch()
                 except torch.OutOfMemoryError as error:
+                    self._call_off()
                     self.trouble.make_room(f"the way back of what {other.module} saved", error)
                     return  # it is fetched when it is asked for
 
@@ -222,8 +222,17 @@ class Pass:
         try:
             return self.copies.fetch(ticket)
         except torch.OutOfMemoryError as error:
+            self._call_off()
             self.trouble.make_room(f"the backward of {module}", error)
         return self.copies.fetch(ticket)
+
+    def _call_off(self) -> None:
+        """Give back the memory of what is on its way and not yet needed; it is still where it was."""
+        for reference in self._runs:
+            run = reference()
+            if run is not None:
+                run.call_off()
+        self.copies.settle()
 
 
 def _storages(value: Any, *, only_trained: bool = False) -> set[int]:

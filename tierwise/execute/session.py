@@ -62,7 +62,8 @@ class Shortage:
     """The device was full although the plan fits."""
 
     where: str
-    needed_bytes: int  # what was allocated then, and what was asked for
+    held_bytes: int  # what was allocated then
+    requested_bytes: int  # what was asked for, 0 if that is not known
 
 
 class DeviceFull(OutOfDeviceMemory, torch.OutOfMemoryError):
@@ -86,6 +87,7 @@ class Session(Trouble):
         self._current: Runner | None = None
         self._installed: dict[str, nn.Module] = {}
         self._root = RootForward(self, model)
+        self.is_closed = False
 
     def install_root(self) -> None:
         _refuse_own_forward(self.model, "the model")
@@ -110,21 +112,24 @@ class Session(Trouble):
                 module.__dict__[name] = value
 
     def close(self) -> None:
-        """Give the model back as it was."""
+        """Give the model back as it was. What another tool has wrapped around the root stays, and finds the plain forward behind it."""
         for module, name in self._attributes():
-            del module.__dict__[name]
+            if name == "__getstate__" or isinstance(module.__dict__[name], _Forward):
+                del module.__dict__[name]
         self._installed.clear()
+        self.is_closed = True
         self.copies = self.last = self.recording = None
 
     def _attributes(self) -> list[tuple[nn.Module, str]]:
         """What is ours in the modules."""
-        found = [(module, "forward") for module in (self.model, *self._installed.values()) if isinstance(module.__dict__.get("forward"), _Forward)]
+        found = [(module, "forward") for module in self._installed.values() if isinstance(module.__dict__.get("forward"), _Forward)]
+        found += [(self.model, name) for name in ("forward", "_original_forward") if _root_in(self.model.__dict__.get(name)) is self._root]
         return found + [(self.model, "__getstate__")] * (self.model.__dict__.get("__getstate__") is _refuse_copy)
 
     # -- a pass ---------------------------------------------------------------------------------------------------------------------
 
     def run_root(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._current is not None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if self.is_closed or self._current is not None or not torch.is_grad_enabled():
             return self._root.plain(self.model, *args, **kwargs)
         plans = self._before_pass(args, kwargs)
         if plans is None or self.copies is None:
@@ -165,7 +170,7 @@ class Session(Trouble):
     def make_room(self, where: str, error: torch.OutOfMemoryError) -> None:
         """The device is full in spite of the plan: free what can be freed."""
         self.retries += 1
-        self.shortages.append(Shortage(where, self.device.memory().allocated_bytes + requested_bytes(error)))
+        self.shortages.append(Shortage(where, self.device.memory().allocated_bytes, requested_bytes(error)))
         self.say(f"the device ran out of memory in {where} although the plan fits: what could be freed was freed, it runs again, and the next "
                  "step is planned with less")  # fmt: skip
         if self.copies is not None:
@@ -176,7 +181,7 @@ class Session(Trouble):
     def _give_up(self, error: torch.OutOfMemoryError) -> NoReturn:
         """Where nothing can be repeated: one error that says what to do."""
         held = self.device.memory().allocated_bytes
-        self.shortages.append(Shortage("the forward", held + requested_bytes(error)))
+        self.shortages.append(Shortage("the forward", held, requested_bytes(error)))
         raise DeviceFull(
             f"the device ran out of memory in the forward although the plan fits ({format_bytes(held)} were allocated; {error}); the next step is "
             "planned with less, so it can be tried again; if that fails too, use a smaller batch or a lower budget="
@@ -271,14 +276,22 @@ class RegionForward(_Forward):
 
 
 class RootForward(_Forward):
+    @torch.compiler.disable  # who compiles a fitted model gets the plan, whose regions are compiled, rather than the model without it
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.session.run_root(args, kwargs)
 
 
 def session_of(model: nn.Module) -> Session | None:
     """The session the model runs in."""
-    forward = model.__dict__.get("forward")
-    return forward.session if isinstance(forward, RootForward) else None
+    root = _root_in(model.__dict__.get("forward"))
+    return root.session if root is not None and not root.session.is_closed else None
+
+
+def _root_in(forward: Any) -> RootForward | None:
+    """The root behind what others have wrapped around it, such as accelerate's mixed precision; functools.wraps leaves a trail."""
+    while forward is not None and not isinstance(forward, RootForward):
+        forward = getattr(forward, "__wrapped__", None)
+    return forward
 
 
 def requested_bytes(error: BaseException) -> int:

@@ -84,6 +84,7 @@ class Fitted:
         self._progress = progress
         self._tell = getattr(progress, "over", lambda sentence="": None)
         self._told: Plan | None = None
+        self.set_aside: list[Callable[[], None]] = []  # called when all is given back, the last first
         self._closes_device = closes_device
         self._modules, self._parameters = list(model.modules()), list(model.parameters())
         self._menus: dict[Any, PreparedMenu] = {}
@@ -120,6 +121,8 @@ class Fitted:
         with contextlib.ExitStack() as stack:
             if self._closes_device:
                 stack.callback(self.device.close)
+            for give_back in self.set_aside:
+                stack.callback(give_back)
             stack.callback(self.below.close)
             stack.callback(give_back_losses, self._losses)
             stack.callback(self.session.close)
@@ -142,7 +145,7 @@ class Fitted:
         if not needs_backward(self._parameters, args, kwargs):
             return None
         plan = self.prepare(args, kwargs)
-        self.below.provide(plan.host_slab_bytes, plan.predicted.peak_bytes.get("nvme", 0))
+        self.below.provide(plan.host_slab_bytes, plan.disk_bytes)
         self.session.copies = self.below.copies
         self._account(args, kwargs)
         if self.session.last is not None and self.session.last.waits_for_backward:
@@ -154,21 +157,20 @@ class Fitted:
             verify_step(self, plan, args, kwargs)
             self._verified.add(key)
         self.meter.step_begins(plan)
+        self._refusals = self.device.out_of_memory_count()
         return plan.plans
 
     def _learn(self) -> None:
         """After a step that ran out of memory although its plan fits, plan with less."""
-        refusals, last = self.device.out_of_memory_count(), self.session.last
         shortages, self.session.shortages = self.session.shortages, []
-        cut_short = last is not None and last.was_cut_short and refusals > self._refusals
-        self._refusals = refusals
-        if self.current is None or not (shortages or cut_short):
+        if self.current is None or not (shortages or self.device.out_of_memory_count() > self._refusals):
             return
-        short = max((shortage.needed_bytes - self.current.peak_bytes for shortage in shortages), default=0)
-        more = max(short, int(LEAST_TIGHTENING * self.settings.budget_bytes))
-        self._tightened_bytes += more
+        # It does fit into what was allocated when no more was to be had, and in any case not into what was predicted.
+        aside, least = self.current.aside_bytes, int(LEAST_TIGHTENING * self.settings.budget_bytes)
+        room = min(self.current.peak_bytes - least, *(shortage.held_bytes for shortage in shortages), self.settings.budget_bytes) - aside
+        self._tightened_bytes = int(self.settings.budget_bytes * PLANNED_SHARE) - aside - room
         self.plans.clear()
-        _log.warning("a step ran out of memory although its plan fits; steps are planned with %s less from now on", format_bytes(more))
+        _log.warning("a step ran out of memory although its plan fits; from now on steps are planned for %s", format_bytes(room + aside))
 
     def _account(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """What was made before this step is memory of the device, too; only a device that cannot see that itself has to be told."""
@@ -231,17 +233,23 @@ class Fitted:
             ) from None
         made = image(menu, program)
         program = made.program
-        self._check(made, aside)
+        try:
+            self._check(made, aside)
+        except NotExecutable:
+            if tightened_bytes:  # a policy that cannot do with less
+                return self._planned(prepared, 0)
+            raise
         return Plan(
             menu=menu,
             program=program,
             image=made,
             predicted=simulate(made.problem, made.schedule),
+            held_bytes=peak_bytes(made.problem, made.schedule),
             plans=_region_plans(prepared, program.calls),
             budget_bytes=self.settings.budget_bytes,
             aside_bytes=aside,
             keep_all_seconds=kept_time.seconds,
-            keep_all_bytes=kept_time.peak_bytes[kept.problem.device_tier] + aside,
+            keep_all_bytes=needed + aside,
             notes=prepared.notes,
             kept=_kept(prepared, program.calls),
         )

@@ -24,6 +24,7 @@ class Plan:
     program: Program
     image: Image
     predicted: Timeline
+    held_bytes: Mapping[str, int]  # at most, by tier, in the order of the schedule
     plans: Mapping[tuple[str, int], RegionPlan]
     budget_bytes: int
     aside_bytes: int  # on the device besides the step: libraries, and what else the process keeps there
@@ -34,18 +35,22 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        """Predicted, of what the allocator has given out."""
-        return self.predicted.peak_bytes[self.image.problem.device_tier] + self.aside_bytes
+        """Predicted, of what the allocator has given out. Memory is freed where the schedule frees it, not when a copy happens to be done."""
+        return self.held_bytes[self.image.problem.device_tier] + self.aside_bytes
 
     @property
     def host_bytes(self) -> int:
-        return self.predicted.peak_bytes.get("dram", 0)
+        return self.held_bytes.get("dram", 0)
+
+    @property
+    def disk_bytes(self) -> int:
+        return self.held_bytes.get("nvme", 0)
 
     @property
     def host_slab_bytes(self) -> int:
         """What the slab must hold: without the disk's buffers, which are elsewhere, and with room for rounding."""
         staging = sum(link.staging_bytes for link in self.menu.problem.machine.links if link.staging_tier == "dram")
-        held = self.host_bytes - (staging if self.predicted.peak_bytes.get("nvme", 0) else 0)
+        held = self.host_bytes - (staging if self.disk_bytes else 0)
         return int(held * SLAB_SLACK) + SLAB_ROUNDING_BYTES if held > 0 else 0
 
     def summary(self) -> str:
