@@ -1,10 +1,13 @@
+from dataclasses import replace
+
 import pytest
 from problems import chain, machine
 
-from tierwise.errors import BadInput
-from tierwise.ir import Copy
+from tierwise.errors import BadInput, InfeasibleBudget
+from tierwise.ir import Compute, Copy, Variant, peak_bytes
 from tierwise.ir.text import schedule_lines
 from tierwise.policies import plan
+from tierwise.policies.vdnn import _ladder
 from tierwise.simulate import simulate
 
 
@@ -60,6 +63,49 @@ def test_dyn_takes_the_first_rung_that_fits():
         assert plan(problem.with_budget(peak), "vdnn") == plan(problem.with_budget(peak), "vdnn", mode=mode)
 
 
+def with_kernels(problem, workspace_bytes: int = 30):
+    """Every convolution also runs in half the time with so much workspace, and in 0.8 of it with a third."""
+    variants = [
+        Variant(op.id, name, {"gpu": share}, workspace_bytes=scratch)
+        for op in problem.graph.ops
+        if op.kind == "conv2d"
+        for name, share, scratch in (("fft", 0.5, workspace_bytes), ("winograd", 0.8, workspace_bytes // 3))
+    ]
+    return replace(problem, costs=replace(problem.costs, variants=tuple(variants)))
+
+
+def kernels(problem, schedule) -> list[str]:
+    return [step.variant for step in schedule.steps if isinstance(step, Compute) and problem.graph.ops[step.op].kind == "conv2d"]
+
+
+def test_kernels_for_speed_and_for_memory():
+    problem = with_kernels(chain(4))
+    assert kernels(problem, plan(problem, "vdnn", mode="none")) == ["fft"] * 4
+    assert kernels(problem, plan(problem, "vdnn", mode="none", kernels="memory")) == [""] * 4
+    assert simulate(problem, plan(problem, "vdnn", mode="none")).seconds == 9 - 2
+
+
+def test_dyn_downgrades_kernels_before_it_gives_up_speed():
+    # With its maps offloaded a forward op holds 20 bytes: with 50 there is room for fft, with 49 for winograd.
+    problem = with_kernels(chain(6))
+    assert [peak_bytes(problem, schedule)["hbm"] for schedule in _ladder(problem.with_budget(49), "dram")] == [100, 50, 50, 40, 40, 40, 40]
+    for hbm, kernel, seconds in ((50, "fft", 13 - 3), (49, "winograd", 13 - 1.2)):
+        fast_bus = with_kernels(chain(6, on=machine(hbm=hbm, rate=1000.0)))
+        found = plan(fast_bus, "vdnn")
+        assert kernels(fast_bus, found) == [kernel] * 6
+        assert simulate(fast_bus, found).seconds == pytest.approx(seconds)
+
+
+def test_the_last_rungs_have_the_least_workspace():
+    problem = with_kernels(chain(6), workspace_bytes=3000)
+    least = peak_bytes(problem, plan(problem, "vdnn", mode="all", kernels="memory"))["hbm"]
+    found = plan(problem.with_budget(least), "vdnn")
+    assert kernels(problem, found) == [""] * 6
+    with pytest.raises(InfeasibleBudget) as caught:
+        plan(problem.with_budget(least - 1), "vdnn")
+    assert caught.value.least_bytes == least
+
+
 def test_classifier_layers_stay():
     problem = chain(6, kinds=("conv2d", "conv2d", "conv2d", "linear", "linear", "linear"))
     assert copies(problem, plan(problem, "vdnn", mode="all"), "hbm") == ["batch", "a0"]
@@ -68,3 +114,8 @@ def test_classifier_layers_stay():
 def test_unknown_mode():
     with pytest.raises(BadInput, match="mode is 'most'; vdnn knows none, conv, all and dyn"):
         plan(chain(2), "vdnn", mode="most")
+
+
+def test_unknown_kernels():
+    with pytest.raises(BadInput, match="vdnn knows performance and memory"):
+        plan(chain(2), "vdnn", kernels="fastest")

@@ -2,44 +2,92 @@
 
 Paper    Rhu, Gimelshein, Clemons, Zulfiqar, Keckler, MICRO 2016, arXiv:1602.08124.
 Idea     a feature map is used once in forward and once in backward; in between, the bus can carry it away and back.
-Rule     copy x to the host while its last forward consumer runs; the next layer waits until the copy is done (join).
-         At the start of backward layer n walk on to the layers after it: fetch the first missing x found and stop; stop also after a CONV.
-         mode: all (every feature layer), conv (inputs of CONV layers), dyn (the first of nothing, conv, all that fits).
-Differs  convolution algorithms are not chosen. Networks without convolutions: every layer is a feature layer, and dense layers stop the walk.
+Rule     copy x to the host while its last forward consumer runs; the next layer waits until the copy is done (join). At the start of backward layer
+         n walk on to the layers after it: fetch the first missing x found and stop; stop also after a CONV. mode: all (every feature layer), conv
+         (inputs of CONV layers), dyn. kernels: performance (of each op the fastest), memory (the least workspace). dyn: the first that fits of
+         nothing, conv and all, with the fastest kernels; then conv and all, each op with the fastest kernel its place in memory leaves room for;
+         then conv and all with the least workspace.
+Differs  kernels are the step's variants, and captured steps have none unless they are given: then dyn is nothing, conv, all. Networks without
+         convolutions: every layer is a feature layer, and dense layers stop the walk.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..errors import BadInput, InfeasibleBudget
 from ..ir import Graph, Op, Phase, Problem, Schedule, peak_bytes
 from ..units import format_bytes
-from ._gaps import Swap, build
+from ._gaps import Swap, build, device_bytes
 from ._layers import is_conv, is_dense, saved_for_backward
 
 DECIDES = "swap by layer"
 FIDELITY = "faithful"
 EXECUTABLE = True
 REQUIRES = {"dram"}
-LADDER = ("none", "conv", "all")  # of dyn, fastest first
+LADDER = ("none", "conv", "all")  # of dyn, the fastest first
+KERNELS = ("performance", "memory")
 
 
-def plan(problem: Problem, *, mode: str = "dyn", tier: str = "dram") -> Schedule:
+def plan(problem: Problem, *, mode: str = "dyn", kernels: str = "performance", tier: str = "dram") -> Schedule:
+    """kernels: of the fixed modes; dyn decides itself."""
     if mode not in (*LADDER, "dyn"):
         raise BadInput(f"mode is {mode!r}; vdnn knows {', '.join(LADDER)} and dyn")
+    if kernels not in KERNELS:
+        raise BadInput(f"kernels is {kernels!r}; vdnn knows {' and '.join(KERNELS)}")
     if mode != "dyn":
-        return _offload(problem, mode, tier)
-    needed = {}
-    for rung in LADDER:
-        schedule = _offload(problem, rung, tier)
-        needed[rung] = peak_bytes(problem, schedule)[problem.device_tier]
-        if needed[rung] <= problem.budget_bytes:
+        return build(problem, offloads(problem, mode, tier), variants=_kernels(problem, kernels))
+    needed = []
+    for schedule in _ladder(problem, tier):
+        needed.append(peak_bytes(problem, schedule)[problem.device_tier])
+        if needed[-1] <= problem.budget_bytes:
             return schedule
-    least = min(needed.values())
-    raise InfeasibleBudget(f"even offloading all, vdnn needs {format_bytes(least)}", least_bytes=least)
+    raise InfeasibleBudget(f"even offloading all, vdnn needs {format_bytes(min(needed))}", least_bytes=min(needed))
 
 
-def _offload(problem: Problem, mode: str, tier: str) -> Schedule:
-    return build(problem, offloads(problem, mode, tier))
+def _ladder(problem: Problem, tier: str) -> Iterator[Schedule]:
+    swaps = {mode: offloads(problem, mode, tier) for mode in LADDER}
+    fastest, smallest = _kernels(problem, "performance"), _kernels(problem, "memory")
+    for mode in LADDER:
+        yield build(problem, swaps[mode], variants=fastest)
+    if fastest != smallest:
+        for mode in ("conv", "all"):
+            yield build(problem, swaps[mode], variants=_kernels_with_room(problem, swaps[mode]))
+        for mode in ("conv", "all"):
+            yield build(problem, swaps[mode], variants=smallest)
+
+
+def _choices(problem: Problem) -> dict[int, list[tuple[float, int, str]]]:
+    """Seconds, workspace and name of each way to run an op that has several; those that read the same plain storages."""
+    device = problem.machine.device.name
+    found: dict[int, list[tuple[float, int, str]]] = {}
+    for variant in problem.costs.variants:
+        if device in variant.seconds and not variant.forms and variant.reads in (None, problem.graph.ops[variant.op].reads):
+            found.setdefault(variant.op, []).append((variant.seconds[device], variant.workspace_bytes, variant.name))
+    for op, ways in found.items():
+        if (op, device) in problem.costs.op_seconds:
+            ways.append((problem.costs.op_seconds[op, device], problem.graph.ops[op].workspace_bytes, ""))
+    return found
+
+
+def _kernels(problem: Problem, kernels: str) -> dict[int, str]:
+    rank = (lambda way: (way[1], way[0], way[2])) if kernels == "memory" else (lambda way: way)
+    return {op: name for op, ways in _choices(problem).items() if (name := min(ways, key=rank)[2])}
+
+
+def _kernels_with_room(problem: Problem, swaps: list[Swap]) -> dict[int, str]:
+    """For each op the fastest kernel whose workspace fits beside what is there when the op runs."""
+    smallest = _kernels(problem, "memory")
+    held = device_bytes(problem, build(problem, swaps, variants=smallest))
+    found = {}
+    for op, ways in _choices(problem).items():
+        least = min(workspace for _, workspace, _ in ways)
+        room = problem.budget_bytes - held[op] + least
+        fits = [way for way in ways if way[1] <= room]
+        name = min(fits)[2] if fits else smallest.get(op, "")
+        if name:
+            found[op] = name
+    return found
 
 
 def offloads(problem: Problem, mode: str, tier: str) -> list[Swap]:
