@@ -276,7 +276,7 @@ class RegionForward(_Forward):
 
 
 class RootForward(_Forward):
-    @torch.compiler.disable  # who compiles a fitted model gets the plan, whose regions are compiled, rather than the model without it
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # who compiles a fitted model gets the plan, whose regions are compiled, rather than the model without it
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.session.run_root(args, kwargs)
 

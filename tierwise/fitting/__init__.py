@@ -23,6 +23,7 @@ from ..units import parse_bytes, parse_store
 from .fitted import Fitted, Settings, log_level_from_environment
 from .here import device_of, machine_of
 from .plan import Plan
+from .wrapped import inside, plain_optimizer, set_aside
 
 __all__ = ["Plan", "fit", "fitted_of", "plan_of", "release", "stats"]
 
@@ -58,9 +59,10 @@ def fit(
     log_level_from_environment()
     if not isinstance(model, nn.Module):
         raise BadInput(f"fit takes a torch.nn.Module, not a {type(model).__name__}")
-    if session_of(model) is not None:
+    trained = inside(model)
+    if session_of(trained) is not None:
         raise BadInput("the model is already under tierwise.fit; call tierwise.release(model) first")
-    here = device or device_of(model)
+    here = device or device_of(trained)
     settings = Settings(
         budget_bytes=_free_bytes(here) if budget is None else parse_bytes(budget, of=here.capacity_bytes),
         host_bytes=None if host is None else parse_bytes(host),
@@ -70,7 +72,10 @@ def fit(
         compile=here.torch_device.type == "cuda" if compile is None else compile,
         verify=verify,
     )
-    fitted = Fitted(model, optimizer, here, machine or machine_of(here), settings, progress or Teller(), closes_device=device is None)
+    on = machine or machine_of(here)
+    with set_aside(model) as aside:
+        fitted = Fitted(trained, plain_optimizer(optimizer), here, on, settings, progress or Teller(), closes_device=device is None)
+        aside.belongs_to(fitted)
     if example is not None:
         try:
             fitted.prepare(*_call_of(example))
@@ -84,7 +89,7 @@ def fit(
 
 def release(model: nn.Module) -> nn.Module:
     """Give the model back as it was before `fit`."""
-    session = session_of(model)
+    session = session_of(inside(model))
     if session is None:
         raise BadInput("the model is not under tierwise.fit, so there is nothing to release")
     session.owner.close()
@@ -105,7 +110,7 @@ def stats(model: nn.Module) -> dict[str, float | int]:
 
 
 def fitted_of(model: nn.Module) -> Fitted:
-    session = session_of(model)
+    session = session_of(inside(model))
     if session is None:
         raise BadInput("the model is not under tierwise.fit; call tierwise.fit(model, optimizer, budget=...) first")
     found: Fitted = session.owner
