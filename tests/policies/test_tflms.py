@@ -5,6 +5,7 @@ from tierwise.errors import BadInput, InfeasibleBudget
 from tierwise.ir import Copy, Role, peak_bytes
 from tierwise.ir.text import schedule_lines
 from tierwise.policies import plan
+from tierwise.simulate import simulate
 
 # In a chain of four, fwd0 to fwd3 are levels 0 to 3, the loss is 4 and bwd3 to bwd0 are 5 to 8. Of what backward reads, a0 waits from level 0
 # to 7, a1 from 1 to 6 and a2 from 2 to 5; the batch is an input, which no op makes.
@@ -87,7 +88,41 @@ def test_the_least_budget_counts_the_ratio():
     assert caught.value.least_bytes == 45
 
 
-@pytest.mark.parametrize("options", [{"sync": 4}, {"threshold": 0}, {"ahead": 0}, {"memory_ratio": 0.0}])
+@pytest.mark.parametrize("options", [{"sync": 4}, {"threshold": 0}, {"ahead": 0}, {"memory_ratio": 0.0}, {"version": 1}])
 def test_settings_that_make_no_sense(options):
     with pytest.raises(BadInput):
         plan(chain(2), "tflms", **options)
+
+
+# -- version 3 --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_version_3_sends_out_early_what_it_had_to_reclaim_the_step_before():
+    # In four slots the batch, a0 and a1 are reclaimed when fwd3, fwd4 and the loss find no room. From then on each leaves behind its last use.
+    problem = chain(5, on=machine(hbm=40))
+    found = lines(problem, version=3)
+    for name, op in (("batch", "fwd1"), ("a0", "fwd2"), ("a1", "fwd3")):
+        assert found.index(f"copy {name} hbm -> dram") < found.index(f"compute {op}")
+    assert found.index("copy a1 dram -> hbm") == found.index("compute bwd2") - 2  # on demand
+    assert simulate(problem, plan(problem, "tflms", version=3)).seconds == 11 + 3  # only the ways back are waited for
+
+
+def test_version_3_takes_the_first_that_is_large_enough():
+    b = GraphBuilder()
+    small, large, other = (b.storage(name, size, Role.ACTIVATION) for name, size in (("small", 5), ("large", 20), ("other", 20)))
+    b.op("f0", FORWARD, [], [small])
+    b.op("f1", FORWARD, [], [large])
+    b.op("f2", FORWARD, [], [other])
+    b.op("f3", FORWARD, [other], [], workspace_bytes=25)
+    b.op("f4", FORWARD, [small, large], [])
+    problem = b.problem(machine(hbm=50), cyclic=False)
+    assert copies(problem, plan(problem, "tflms", version=3)) == ["large"]  # 20 bytes are missing, and small is idle longest
+
+
+def test_version_3_in_a_loop_and_below_its_least():
+    problem = chain(4, weight_bytes=5, state_bytes=20)
+    tight = problem.with_budget(int(0.6 * peak_bytes(problem, plan(problem, "keep_all"))["hbm"]))
+    assert peak_bytes(tight, plan(tight, "tflms", version=3))["hbm"] <= tight.budget_bytes
+    with pytest.raises(InfeasibleBudget) as caught:
+        plan(chain(5, on=machine(hbm=29)), "tflms", version=3)
+    assert caught.value.least_bytes == 30

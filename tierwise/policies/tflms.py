@@ -1,28 +1,32 @@
 """tflms: swap every tensor whose reader is far away in topological levels, with a threshold, a lead and a grouping tuned on a memory simulator.
 
-Paper    Le, Imai, Negishi, Kawachiya, ISMM 2019, arXiv:1807.02037; the rules of version 2 as IBM published its code.
+Paper    Le, Imai, Negishi, Kawachiya, ISMM 2019, arXiv:1807.02037; the rules of versions 2 and 3 as IBM published them.
 Idea     an edge between distant levels of the graph holds its tensor for long: cut it, and put a copy to the host and one back in its place.
-Rule     an edge is swapped iff  level(reader) − level(producer) > threshold;  readers within `groupby` levels of each other share one fetch;  a fetch
-         is triggered by an ancestor of the reader more than `ahead` levels above it, looked for on 10 levels.  Tuned within memory_ratio of
-         what variables leave free: nothing swapped, else the largest threshold, then the largest ahead, then the largest groupby that pass;
-         sync 1 waits for copies out, 2 for copies back, 3 for both, and is raised while even threshold 1 does not pass.
+Rule     an edge is swapped iff  level(reader) − level(producer) > threshold;  readers within `groupby` levels of each other share one fetch;  a
+         fetch is triggered by an ancestor of the reader more than `ahead` levels above it, looked for on 10 levels.  Tuned within memory_ratio of
+         what variables leave free: nothing swapped, else the largest threshold, then the largest ahead, then the largest groupby that pass; sync 1
+         waits for copies out, 2 for copies back, 3 for both, and is raised while even threshold 1 does not pass. Version 3: when an allocation
+         fails, the tensor idle longest that is large enough goes, or all of them in turn; what was reclaimed after a use in the step before is sent
+         out right behind it. What is missing is fetched while the op waits.
 Differs  ops run in program order and not as they become ready, so serialising levels changes nothing and is left out. All lasting storages count as
-         variables. Tensors of rank 1 are not known as such and are swapped too. A copy out that is not waited for gives its bytes back one op
-         late, the simulator's delay of one level; a storage has one copy on the device, where every fetch of TensorFlow makes another.
+         variables. Tensors of rank 1 are not known as such and are swapped too. A copy out that is not waited for gives its bytes back one op late,
+         the simulator's delay of one level; a storage has one copy on the device, where every fetch of TensorFlow makes another.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
 from ..errors import BadInput, InfeasibleBudget
-from ..ir import Graph, Problem, Schedule
+from ..ir import Graph, Op, Problem, Schedule
 from ..units import format_bytes
 from ._fit import device_peak
 from ._gaps import Swap, build
+from ._paging import Paging
+from ._runtime import Homes, run_settled
 
 DECIDES = "swap by distance in levels"
 FIDELITY = "faithful"
@@ -39,9 +43,14 @@ def plan(
     groupby: int | None = None,
     sync: int = 0,
     memory_ratio: float = 0.9,
+    version: int = 2,
     tier: str = "dram",
 ) -> Schedule:
-    """What is None is tuned. With sync 2 or 3 fetches are on demand, and ahead and groupby do not matter."""
+    """What is None is tuned. With sync 2 or 3 fetches are on demand, and ahead and groupby do not matter. Version 3 has no settings."""
+    if version not in (2, 3):
+        raise BadInput(f"version is {version}; tflms knows 2, which rewrites the graph, and 3, which reclaims as the ops run")
+    if version == 3:
+        return _reclaiming(problem)
     if not 0 <= sync <= 3:
         raise BadInput(f"sync is {sync}; tflms knows 0 (none), 1 (copies out), 2 (copies back) and 3 (both)")
     if (threshold is not None and threshold < 1) or (ahead is not None and ahead < 1):
@@ -188,3 +197,51 @@ def _needed_ops(graph: Graph) -> list[list[int]]:
         found.append(sorted({last_writer[s] for s in op.reads + op.mutates if s in last_writer}))
         last_writer.update(dict.fromkeys(op.writes + op.mutates, op.id))
     return found
+
+
+# -- version 3 --------------------------------------------------------------------------------------------------------------------------
+
+
+def _reclaiming(problem: Problem) -> Schedule:
+    everything = build(problem)
+    if device_peak(problem, everything) <= problem.budget_bytes:
+        return everything
+    watched: list[_Reclaim] = []
+
+    def watch(home: Homes) -> _Reclaim:
+        watched.append(_Reclaim(problem, home, frozenset()))
+        return watched[-1]
+
+    run_settled(problem, watch)
+    return _Reclaim(problem, watched[-1].home, frozenset(watched[-1].reclaimed)).run()
+
+
+class _Reclaim(Paging):
+    """An allocator that takes back idle tensors when it fails, and at once those it had to take back in the step before."""
+
+    def __init__(self, problem: Problem, home: Homes, eager: frozenset[tuple[int, int]]) -> None:
+        super().__init__(problem, home)
+        self.eager = eager  # (storage, op): behind this op it is sent out
+        self.reclaimed: set[tuple[int, int]] = set()
+        self.last_use: dict[int, int] = {}
+        self.short = 0
+
+    def after(self, op: Op) -> None:
+        super().after(op)
+        for storage in dict.fromkeys(op.reads + op.writes + op.mutates):
+            self.last_use[storage] = op.id
+            if (storage, op.id) in self.eager:
+                self.send_out(storage)
+
+    def make_room(self, nbytes: int, needed: set[int]) -> None:
+        self.short = self.held[self.device] + nbytes - self.problem.budget_bytes
+        super().make_room(nbytes, needed)
+
+    def victims(self, needed: set[int]) -> Iterable[int]:
+        idle = [storage for storage in self.least_recent() if storage not in needed]
+        large = next((storage for storage in idle if self.nbytes[storage] >= self.short), None)
+        return idle if large is None else [large, *(storage for storage in idle if storage != large)]
+
+    def send_at_once(self, storage: int) -> bool:
+        self.reclaimed.add((storage, self.last_use.get(storage, -1)))
+        return super().send_at_once(storage)
