@@ -258,9 +258,11 @@ class Fitted:
         try:
             check_schedule(made.problem, made.schedule)
         except OverCapacity as error:
+            limits = {"dram": "host=", "nvme": "nvme="}
+            needed = (error.needed_bytes + aside) / PLANNED_SHARE if error.tier not in limits else error.needed_bytes
             raise NotExecutable(
                 f"{self.settings.policy} has a plan within {format_bytes(self.settings.budget_bytes)} op by op, but as calls of regions it needs "
-                f"{format_bytes((error.needed_bytes + aside) / PLANNED_SHARE)} of {error.tier}; raise the budget to that, or use policy='auto'"
+                f"{format_bytes(needed)} of {error.tier}; raise {limits.get(error.tier, 'budget=')} to that, or use policy='auto'"
             ) from None
 
     def _other_bytes(self, prepared: PreparedMenu) -> int:

@@ -67,13 +67,13 @@ class Plan:
             found.append("everything fits: nothing is recomputed and nothing is copied")
         for region in graph.regions:
             plans = [(call, plan) for call, plan in self.program.calls.items() if graph.calls[call].region == region.id]
-            for (choice, sends), count in Counter((plan.choice, bool(plan.sent)) for _, plan in plans).items():
-                call, plan = next((call, plan) for call, plan in plans if (plan.choice, bool(plan.sent)) == (choice, sends))
+            for (choice, tier), count in Counter((plan.choice, plan.tier if plan.sent else "") for _, plan in plans).items():
+                call, plan = next((call, plan) for call, plan in plans if (plan.choice, plan.tier if plan.sent else "") == (choice, tier))
                 option = self.menu.choice(call, choice)
                 line = f"{count} × {region.kind}: {choice}, saves {format_bytes(option.saved_bytes)} a call"
-                if sends:
+                if tier:
                     what = "that and its input" if INPUTS in plan.sent and option.saved else "its input" if INPUTS in plan.sent else "that"
-                    line += f", and sends {what} to {plan.tier} until backward"
+                    line += f", and sends {what} to {tier} until backward"
                 found.append(line)
         return [*found, *self.notes]
 
