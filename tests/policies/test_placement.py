@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from graphs import training_steps
 from hypothesis import HealthCheck, given, settings
@@ -5,7 +7,8 @@ from hypothesis import strategies as st
 from problems import FORWARD, GraphBuilder, chain, machine
 
 from tierwise.errors import BadInput, InfeasibleBudget, UnknownName
-from tierwise.ir import Role, Schedule, check_schedule, peak_bytes
+from tierwise.ir import Codec, Compute, Copy, Free, Role, Schedule, Variant, check_schedule, peak_bytes
+from tierwise.ir.schedule import WORKSPACE
 from tierwise.policies import keep_all, plan
 from tierwise.policies._gaps import Swap, build
 from tierwise.policies._heap import SizeClassHeap, TwoEndedHeap, quarter_powers
@@ -126,7 +129,7 @@ def test_what_cannot_be_placed_is_refused():
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(problem=training_steps(), share=st.sampled_from((1.0, 0.7)), policy=st.sampled_from(("g10", "dtr", "chen")))
+@given(problem=training_steps(), share=st.sampled_from((1.0, 0.7)), policy=st.sampled_from(("g10", "dtr", "chen", "swapadvisor")))
 def test_the_judge_agrees_with_every_placement(allocator, problem, share, policy):
     whole = peak_bytes(problem, keep_all.plan(problem))["hbm"]
     try:
@@ -138,3 +141,20 @@ def test_the_judge_agrees_with_every_placement(allocator, problem, share, policy
     check_schedule(roomy, with_addresses)
     assert found.used_bytes == used_bytes(stays(problem, schedule)) <= found.height_bytes
     assert peak_bytes(roomy, schedule)["hbm"] <= found.height_bytes
+
+
+def test_encoded_bytes_and_the_workspace_of_variants_have_places_too():
+    # a0 is encoded in 4 of its 10 bytes, which outlive the plain ones; fwd1 runs by a variant with 7 bytes of workspace.
+    problem = chain(3, cyclic=False)
+    codec = Codec("half", {1: 4}, {"gpu": 10.0}, {"gpu": 10.0})
+    problem = replace(problem, costs=replace(problem.costs, codecs=(codec,), variants=(Variant(1, "scratch", {"gpu": 1.0}, workspace_bytes=7),)))
+    steps = (
+        Compute(0), Compute(1, variant="scratch"), Copy(1, "hbm", "hbm", dst_form="half"), Free(1, "hbm"), Compute(2), Compute(3), Compute(4),
+        Copy(1, "hbm", "hbm", src_form="half"), Compute(5), Compute(6),
+    )  # fmt: skip
+    schedule = Schedule(steps, {0: ("hbm",)})
+    found = [(stay.storage, stay.nbytes, stay.start, stay.end) for stay in stays(problem, schedule)]
+    assert (WORKSPACE, 7, 1, 2) in found
+    assert [stay for stay in found if stay[0] == 1] == [(1, 10, 0, 3), (1, 4, 2, 11), (1, 10, 7, 11)]
+    for allocator in ALLOCATORS:
+        check_schedule(problem, placed(problem, schedule, allocator)[0])

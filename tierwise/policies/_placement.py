@@ -84,14 +84,11 @@ def stays(problem: Problem, schedule: Schedule) -> list[Stay]:
         raise BadInput("a schedule whose steps reach into the next step cannot be given addresses; leave its addresses out")
     size = [storage.nbytes for storage in graph.storages]
     found: list[Stay] = []
-    here: dict[int, Stay] = {}
+    here: dict[tuple[int, str], Stay] = {}  # by storage and form
 
-    def put(step: int, storage: int) -> None:
-        here[storage] = Stay(step, storage, size[storage], step)
-        found.append(here[storage])
-
-    def drop(storage: int, step: int) -> None:
-        here.pop(storage).end = step
+    def put(step: int, storage: int, form: str = "") -> None:
+        here[storage, form] = Stay(step, storage, problem.form_bytes(storage, form), step)
+        found.append(here[storage, form])
 
     for known in graph.storages:
         if device in schedule.home.get(known.id, ()) and (known.role is Role.INPUT or graph.is_there_at_start(known.id)):
@@ -100,29 +97,30 @@ def stays(problem: Problem, schedule: Schedule) -> list[Stay]:
         if isinstance(step, Compute) and step.on in on_device:
             op = graph.ops[step.op]
             taken_over = {new: old for old, new in op.in_place}
-            if op.workspace_bytes:
-                found.append(Stay(place, WORKSPACE, op.workspace_bytes, place, place + 1))
+            workspace = problem.costs.variant_of[op.id, step.variant].workspace_bytes if step.variant else op.workspace_bytes
+            if workspace:
+                found.append(Stay(place, WORKSPACE, workspace, place, place + 1))
             for storage in op.writes:
                 if storage in taken_over:
-                    stay = here.pop(taken_over[storage])
-                    if storage in here:
+                    stay = here.pop((taken_over[storage], ""))
+                    if (storage, "") in here:
                         stay.end = place + 1
                     else:
-                        here[storage] = stay
+                        here[storage, ""] = stay
                         stay.nbytes = max(stay.nbytes, size[storage])
-                elif storage not in here:
+                elif (storage, "") not in here:
                     put(place, storage)
                 elif not graph.storages[storage].lasting:
                     found.append(Stay(place, storage, size[storage], place, place + 1))  # made twice: the second is dropped after the op
         elif isinstance(step, Copy):
-            if step.dst == device and step.storage not in here:
-                put(place, step.storage)
-            elif step.src == device:
-                here[step.storage].goes = True
+            if step.src == device != step.dst:
+                here[step.storage, step.src_form].goes = True
+            if step.dst == device and (step.storage, step.dst_form) not in here:
+                put(place, step.storage, step.dst_form)
         elif isinstance(step, Free) and step.tier == device:
-            drop(step.storage, place)
+            here.pop((step.storage, step.form)).end = place
     end = len(schedule.steps) + 1
-    for storage_id, stay in here.items():
+    for (storage_id, _), stay in here.items():
         stay.end = end
         if graph.storages[storage_id].lasting and stay.start > AT_START and problem.cyclic and not _began_at_start(found, storage_id):
             stay.start, stay.crosses = AT_START, True  # made in the first step only: from then on it is always there
