@@ -12,6 +12,7 @@ from . import machines, policies
 from .errors import BadFile, BadInput, ForeignFile, InfeasibleBudget, MissingTier, TierwiseError
 from .ir import Choice, Comparison, Compute, Copy, Costs, Graph, Machine, Outcome, Problem, Row, SavedValue, Schedule, Timeline, peak_bytes, serial
 from .lower import Coarse, coarsen
+from .policies import _placement
 from .profile.roofline import fused_costs, roofline_costs
 from .simulate import lower_bound_seconds, simulate
 from .units import format_bytes, parse_bytes
@@ -186,6 +187,11 @@ def reference(problem: Problem) -> Answer:
     found = answer(problem.with_budget(max(needed, problem.budget_bytes)), REFERENCE)
     outcome = Outcome.FITS if needed <= problem.budget_bytes else Outcome.DOES_NOT_FIT
     return replace(found, row=replace(found.row, outcome=outcome, least_bytes=needed))
+
+
+def placements(problem: Problem, schedule: Schedule) -> dict[str, _placement.Placement]:
+    """Where every allocator would put what the schedule holds on the device."""
+    return {name: _placement.place(problem, schedule, name) for name in _placement.ALLOCATORS}
 
 
 def describe(problem: Problem, policy: str, schedule: Schedule, timeline: Timeline) -> Row:

@@ -109,6 +109,15 @@ def test_plan_as_json(tierwise, step):
     assert found["times_keep_all"] == 1.0 and found["bound_seconds"] == 9.0 and found["budget_bytes"] == 10_000
 
 
+def test_plan_places_by_every_allocator(tierwise, step):
+    ran = tierwise("plan", step, "--policy", "keep_all", "--place")
+    assert [line.split() for line in ran.out.splitlines() if line.startswith(("first-fit", "offline"))] == [
+        ["first-fit", "60", "B", "0.0%"], ["offline", "60", "B", "0.0%"]
+    ]  # fmt: skip
+    found = json.loads(tierwise("plan", step, "--policy", "keep_all", "--place", "--json").out)["placements"]
+    assert found["best-fit"] == {"span_bytes": 60, "used_bytes": 60}
+
+
 def test_plan_takes_options(tierwise, refused, step):
     assert tierwise("plan", step, "--policy", "chen", "-O", "segments=sqrt").code == 0
     assert refused("plan", step, "--policy", "chen", "-O", "segmants=sqrt") == "unknown option of chen 'segmants'; did you mean 'segments'?"

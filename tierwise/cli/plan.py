@@ -10,7 +10,10 @@ import typer
 from ._inputs import JsonOption, MachineOption, StepArgument
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ..ir import Problem, Schedule
+    from ..policies._placement import Placement
     from ._terminal import Line
 
 
@@ -30,6 +33,7 @@ def plan(
         str | None, typer.Option("-o", "--out", metavar="FILE", help="Write a run: problem, schedule and prediction.", show_default=False)
     ] = None,
     show: Annotated[bool, typer.Option("--show", help="Print the schedule, one step a line.")] = False,
+    place: Annotated[bool, typer.Option("--place", help="Give everything an address, by each allocator, and print what is lost between.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Plan one step with one policy within a budget."""
@@ -53,13 +57,21 @@ def plan(
     if out is not None:
         run = _rows.as_run(step, problem, answer.schedule, answer.timeline, policy=policy, kept=kept, row=answer.row, bound_seconds=bound)
         serial.save(run, out, graph=problem.graph)
+    placements = pipeline.placements(problem, answer.schedule) if place else {}
     if as_json:
-        terminal.print_json({"budget_bytes": problem.budget_bytes, "bound_seconds": bound} | dataclasses.asdict(rows[-1]))
+        spans = {name: {"span_bytes": found.height_bytes, "used_bytes": found.used_bytes} for name, found in placements.items()}
+        more = {"placements": spans} if place else {}
+        terminal.print_json({"budget_bytes": problem.budget_bytes, "bound_seconds": bound} | dataclasses.asdict(rows[-1]) | more)
     else:
         terminal.print_table(_rows.COLUMNS, [_rows.line(row) for row in rows])
         if explained := explain(problem, answer.schedule):
             print()
             terminal.print_table((terminal.Column("", right=False),), explained)
+        if place:
+            print()
+            terminal.print_table(
+                (terminal.Column("allocator", right=False), *map(terminal.Column, ("spans", "lost", ""))), _placed(problem, placements)
+            )
         if show:
             print()
             for line in text.schedule_lines(problem.graph, answer.schedule):
@@ -71,6 +83,18 @@ def plan(
         return terminal.say_next("tierwise", "report", out, "-o", f"{_inputs.stem(step)}.{policy}.html")
     extra = [word for assignment in option or () for word in ("-O", assignment)]
     terminal.say_next("tierwise", "plan", step, *given, "--policy", policy, *extra, "-o", f"{_inputs.stem(step)}.{policy}.json")
+
+
+def _placed(problem: Problem, placements: Mapping[str, Placement]) -> list[Line]:
+    """One line an allocator: the bytes its addresses span, and the share of them that nobody has at the fullest moment."""
+    from ..units import format_bytes
+    from ._terminal import Line
+
+    lines = []
+    for name, found in placements.items():
+        fits = "" if found.height_bytes <= problem.budget_bytes else "does not fit"
+        lines.append(Line((name, format_bytes(found.height_bytes), f"{found.fragmentation:.1%}"), rest=fits))
+    return lines
 
 
 def explain(problem: Problem, schedule: Schedule) -> list[Line]:
