@@ -38,7 +38,7 @@ def test_densities_by_kind():
 def test_sizes_by_hand():
     half_zero = Content(elements=512, element_bytes=4, density=0.5)
     assert zvc_bytes(half_zero) == 64 + 1024  # a bit each, and 256 values
-    assert csr_bytes(half_zero) == 256 * 5 + 2 * 4  # a byte and a value each, two rows
+    assert csr_bytes(half_zero) == 256 * 5 + 2 * 2  # a byte and a value each, two rows
     assert narrowed_bytes(half_zero, 1) == 64
     assert narrowed_bytes(half_zero, 10) == 640
 

@@ -71,8 +71,8 @@ def zvc_bytes(content: Content) -> int:
 
 
 def csr_bytes(content: Content) -> int:
-    """Gist's narrow rows of 256: a byte for the column of each value that is not zero, the value, and four bytes a row."""
-    return round(content.elements * content.density) * (1 + content.element_bytes) + 4 * -(-content.elements // 256)
+    """Gist's narrow rows of 256: a byte for the column of each value that is not zero, the value, and two bytes a row for their number."""
+    return round(content.elements * content.density) * (1 + content.element_bytes) + 2 * -(-content.elements // 256)
 
 
 def narrowed_bytes(content: Content, bits: int) -> int:
