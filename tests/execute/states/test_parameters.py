@@ -282,9 +282,12 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(BadInput, match=r"embedding.weight is on the meta device and no values were given"), placed(model, optimizer, {}):
         pass
     wrong = {name: torch.zeros(1) for name, _ in model.named_parameters()}
-    with pytest.raises(BadInput, match=r"has embedding.weight of shape \(1,\) and the model of shape \(40, 24\)"), placed(model, optimizer, {}, source=wrong):
+    with (
+        pytest.raises(BadInput, match=r"has embedding.weight of shape \(1,\) and the model of shape \(40, 24\)"),
+        placed(model, optimizer, {}, source=wrong),
+    ):
         pass
-    with pytest.raises(BadFile, match="no .safetensors file"):
+    with pytest.raises(BadFile, match=r"no .safetensors file"):
         Checkpoint(tmp_path)
     save_file({"a": torch.arange(6.0)}, tmp_path / "a.safetensors")
     assert torch.equal(Checkpoint(tmp_path)["a"], torch.arange(6.0)) and list(Checkpoint(tmp_path / "a.safetensors")) == ["a"]

@@ -1,4 +1,4 @@
-"""Wherever parameters, gradients and state live and wherever updates run: losses and parameters have the bits of the same arithmetic without homes."""
+"""Wherever parameters, gradients and state live and wherever updates run: losses and parameters have the bits of the same arithmetic at home."""
 
 from __future__ import annotations
 
@@ -118,7 +118,10 @@ def test_an_optimizer_without_a_formula_runs_where_its_state_is(tmp_path):
     placements = {"embedding": Placement("host", "cpu", gradients="host"), "layers.0": Placement("host", "cpu", "host"), "head": ON_DEVICE}
     check(reference(5, masters=None, make=make, dtype=torch.float32), placements, 5, tmp_path, make=make, dtype=torch.float32)
     model = net()
-    with pytest.raises(BadInput, match="Adafactor runs on whole parameters where their state is"), placed(model, make(model), MIXED, directory=tmp_path):
+    with (
+        pytest.raises(BadInput, match="Adafactor runs on whole parameters where their state is"),
+        placed(model, make(model), MIXED, directory=tmp_path),
+    ):
         pass
     with pytest.raises(BadInput, match="knows Adam, AdamW and SGD, not Adafactor"), placed(model, make(model), {}, masters="fp32"):
         pass
@@ -136,7 +139,7 @@ def test_placements_that_make_no_sense_are_refused(tmp_path):
     with pytest.raises(UnknownName, match="did you mean 'host'"):
         Placement("hots", "cpu")
     model = net()
-    with pytest.raises(UnknownName, match="unknown submodule 'layers.7'"), placed(model, adamw(model), {"layers.7": ON_DEVICE}):
+    with pytest.raises(UnknownName, match=r"unknown submodule 'layers.7'"), placed(model, adamw(model), {"layers.7": ON_DEVICE}):
         pass
     with pytest.raises(BadInput, match="lives on disk and no disk store was given"), placed(model, adamw(model), {"head": Placement("nvme", "cpu")}):
         pass

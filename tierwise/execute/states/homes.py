@@ -46,9 +46,18 @@ class Ring:
     def give(self, block: Block, after: Event) -> None:
         self._free.put((block, after))
 
-    def close(self) -> None:
+    def renew(self) -> None:
+        """After a failure: all buffers are free again."""
+        self._settle()
+        for block in self._blocks:
+            self._free.put((block, already()))
+
+    def _settle(self) -> None:
         while not self._free.empty():
             settled(self._free.get()[1]).wait()
+
+    def close(self) -> None:
+        self._settle()
         for block in self._blocks:
             self._pool.free(block)
         self._blocks.clear()
@@ -70,6 +79,9 @@ class ChunkHome(Protocol):
         """The chunk's bytes in its block."""
 
     def give(self, index: int, after: Event) -> None: ...
+
+    def renew(self) -> None:
+        """After a failure: what is kept will be written anew."""
 
     def free(self) -> None: ...
 
@@ -105,6 +117,11 @@ class HostChunks:
 
     def give(self, index: int, after: Event) -> None:
         self._last[index] = after
+
+    def renew(self) -> None:
+        for last in self._last:
+            settled(last).wait()
+        self._last = [already() for _ in self._last]
 
     def free(self) -> None:
         for block, last in zip(self.blocks, self._last, strict=True):
@@ -144,8 +161,12 @@ class HostFlat:
     def give(self, index: int, after: Event) -> None:
         self.last = after
 
+    def renew(self) -> None:
+        settled(self.last).wait()
+        self.last = already()
+
     def free(self) -> None:
-        self.last.wait()
+        settled(self.last).wait()
         self._pool.close()
 
 
@@ -224,18 +245,27 @@ class DiskChunks:
         for extent, chunk in zip(self._extents, self._chunks, strict=True):
             self._store.write_from(extent, fill_from(slice(chunk.start * size, chunk.stop * size))).wait()
 
+    def read(self, index: int) -> torch.Tensor:
+        """A chunk in memory of its own."""
+        whole = torch.empty(self._nbytes(self._chunks[index]), dtype=torch.uint8)
+        self._store.read_async(self._extents[index], whole).wait()
+        return whole.view(self.dtype).view(self.rows, -1)
+
     def read_part(self, span: slice, flat: torch.Tensor, *, row: int = 0) -> None:
         """Read elements `span` of a row into host memory, and wait for it."""
         for index, chunk in enumerate(self._chunks):
             start, stop = max(span.start, chunk.start), min(span.stop, chunk.stop)
             if start < stop:
-                whole = torch.empty(self._nbytes(chunk), dtype=torch.uint8)
-                self._store.read_async(self._extents[index], whole).wait()
-                rows = whole.view(self.dtype).view(self.rows, -1)
-                flat[start - span.start : stop - span.start].copy_(rows[row, start - chunk.start : stop - chunk.start])
+                flat[start - span.start : stop - span.start].copy_(self.read(index)[row, start - chunk.start : stop - chunk.start])
+
+    def renew(self) -> None:
+        self._here.clear()
+        self.free()
+        self._extents = [self._store.reserve(self._nbytes(chunk)) for chunk in self._chunks]
 
     def free(self) -> None:
         for extent in self._extents:
+            settled(extent.last).wait()
             self._store.free(extent)
         self._extents = []
 

@@ -6,13 +6,14 @@ their tensors, and a guard keeps everybody else from reading them. To come means
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from ...errors import BadInput
+from ...errors import BadInput, TierwiseError
 from ..device import Device, Direction, bytes_of
 from ..lanes import Event, Lane, Signal, already
 from .guards import Ask, guard, unguard
@@ -20,12 +21,14 @@ from .homes import DiskChunks, HostFlat, Ring, copy_block
 from .torch_compat import in_backward, without_torch_function
 from .units import Slot, Unit
 
+_log = logging.getLogger("tierwise")
+
 
 class Residence:
     """A unit whose parameters live in `home`.
 
     `wait_settled` waits until no update of them is pending, `settling` is the signal of one; `ask` is called when somebody touches them
-    while they are away, `written` when what is at home was replaced by what somebody wrote on the device.
+    while they are away, `written` when what is at home was replaced by what somebody wrote on the device, `failed` when they cannot be read.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class Residence:
         settling: Callable[[], Signal | None],
         ask: Ask,
         written: Callable[[], None],
+        failed: Callable[[TierwiseError], None],
     ) -> None:
         self.unit, self.home = unit, home
         self.users = 0  # calls of its regions that run now
@@ -47,7 +51,7 @@ class Residence:
         self.borrowed = False  # somebody other than a region asked for it, and may have written to it
         self._device, self._lane = device, lane
         self._wait_settled, self._settling = wait_settled, settling
-        self._ask, self._written = ask, written
+        self._ask, self._written, self._failed = ask, written, failed
         self._coming: tuple[Signal | None, list[Event]] | None = None
         made = device.empty(unit.nbytes)
         self._storage = made.untyped_storage()
@@ -62,18 +66,8 @@ class Residence:
         return self._storage
 
     def adopt(self, values: Callable[[Slot], torch.Tensor], ring: Ring | None) -> None:
-        """Take the parameters to their home, and leave views without bytes in their place."""
-        if isinstance(self.home, HostFlat):
-            for slot in self.unit.slots:
-                slot.shaped(self.home.flat).copy_(values(slot).detach())
-        else:
-            for index, chunk in enumerate(self.unit.chunks()):
-                assert ring is not None
-                row = self.home.create(index, ring)[0]
-                for slot, piece in self.unit.pieces(chunk):
-                    flat = slot.flat(values(slot).detach())
-                    row[piece.start - chunk.start : piece.stop - chunk.start].copy_(flat[piece.start - slot.offset : piece.stop - slot.offset])
-                self.home.give(index, already())
+        """Take the parameters to their home, and leave views without bytes in their place. `values` have the parameters' shapes."""
+        self.fill(lambda slot: slot.flat(values(slot).detach()), ring)
         for slot in self.unit.slots:
             view = slot.shaped(self._flat)
             if slot.parameter.device.type == "meta":
@@ -82,6 +76,21 @@ class Residence:
                 slot.parameter.data = view
         self.is_here = True
         self.leave()
+
+    def fill(self, flat: Callable[[Slot], torch.Tensor], ring: Ring | None) -> None:
+        """Write what is at home."""
+        if isinstance(self.home, HostFlat):
+            self.home.last.wait()
+            for slot in self.unit.slots:
+                self.home.flat[slot.offset : slot.stop].copy_(flat(slot))
+            return
+        assert ring is not None
+        for index, chunk in enumerate(self.unit.chunks()):
+            row = self.home.create(index, ring)[0]
+            for slot, piece in self.unit.pieces(chunk):
+                part = flat(slot)[piece.start - slot.offset : piece.stop - slot.offset]
+                row[piece.start - chunk.start : piece.stop - chunk.start].copy_(part)
+            self.home.give(index, already())
 
     # -- coming and going -----------------------------------------------------------------------------------------------------------------
 
@@ -118,8 +127,10 @@ class Residence:
                 if signal is not None:
                     self._device.wait(signal)
                 self._device.wait(events[-1])
-            except BaseException:
+            except BaseException as error:
                 self._device.resize(self._storage, 0)
+                if isinstance(error, TierwiseError):
+                    self._failed(error)
                 raise
             self.is_here = True
         unguard(self.parameters)
@@ -165,13 +176,20 @@ class Residence:
         """The parameters get memory of their own again, where they came from; the unit's is given back."""
         if self.was_replaced():
             return  # somebody has already given them some
-        self.arrive()
-        if self.borrowed:
-            self.write_back()
+        lost = False
+        try:
+            self.arrive()
+        except TierwiseError as error:
+            _log.error("the parameters of %s cannot be read any more and are NaN now; load them from a checkpoint: %s", self.unit.name, error)
+            lost = True
+            unguard(self.parameters)
         for slot in self.unit.slots:
             parameter, place = slot.parameter, origin(slot)
             gradient, parameter.grad = parameter.grad, None
-            parameter.data = slot.shaped(self._flat).to(place, copy=True)
+            if lost:
+                parameter.data = torch.empty_strided(slot.size, slot.stride, dtype=self.unit.dtype, device=place).fill_(float("nan"))
+            else:
+                parameter.data = slot.shaped(self._flat).to(place, copy=True)
             parameter.grad = None if gradient is None else gradient.to(place)
         self.is_here = False
         self._device.resize(self._storage, 0)

@@ -14,18 +14,21 @@ step() does what is left; for loops that do nothing between backward and step.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from ...errors import BadInput, UnknownName
+from ...errors import BadInput, TierwiseError, UnknownName
 from ..device import Device
 from ..host_pool import HostPool
 from ..lanes import Lane
 from ..nvme import NvmeStore
 from .arithmetic import Arithmetic, Formula, Torchs
+from .checkpoint import Checkpoints
 from .driver import Driver
 from .facade import Facade
 from .gradients import Gradient, Traffic
@@ -45,6 +48,7 @@ from .updates import Stored, Updates
 from .whole import Whole
 
 WHENS = ("after", "backward")
+_log = logging.getLogger("tierwise")
 
 
 class States:
@@ -134,15 +138,29 @@ class States:
             self._finish(home)
 
     def close(self) -> None:
-        """Model and optimizer as they were: parameters on the device they came from, state in the optimizer, in torch's layout."""
+        """Model and optimizer as they were: parameters on the device they came from, state in the optimizer, in torch's layout.
+
+        After a failed update parameters are given back as they are, some updated and some not, and the optimizer's state is not.
+        """
         if self._updates is None:
             return
+        failure: TierwiseError | None = None
+        known = self._stepping is not None and self._stepping.broken is not None
         try:
-            self.flush()
+            try:
+                self.flush()
+            except TierwiseError as error:
+                failure = None if known else error
+            torn = self._stepping is not None and self._stepping.broken is not None
+            if torn:
+                _log.warning("an update had failed: parameters are given back as they are and the optimizer's state is not; load the last checkpoint")
+                self._renew(parameters=False)
             with torch.no_grad():
-                self._move_out()
+                self._move_out(state=not torn)
         finally:
             self._tear_down()
+        if failure is not None:
+            raise failure
 
     def words(self) -> str:
         """What runs the updates, in one line."""
@@ -220,7 +238,7 @@ class States:
     def distribute(self, state: Mapping[Any, Mapping[str, Any]]) -> None:
         """Take over a state in torch's layout."""
         assert self._ledger is not None and self._stepping is not None
-        self._settle()
+        self._settle(parameters=False)
         with torch.no_grad():
             for home in self.stored:
                 if home.unit.trained:
@@ -228,19 +246,71 @@ class States:
                     self._stepping.know(home)
         self._stepping.broken = None
 
+    # -- checkpoints --------------------------------------------------------------------------------------------------------------------
+
+    def publish(self, name: str) -> None:
+        """Write parameters and optimizer state as one state in the store's directory, in the place of the last one of that name."""
+        self.flush()
+        with torch.no_grad():
+            self._checkpoints().publish(name, self._weights)
+
+    def restore(self, name: str) -> None:
+        """Read what was published, into the homes of now."""
+        checkpoints = self._checkpoints()
+        checkpoints.check(name)
+        self._settle(parameters=True)
+        with torch.no_grad():
+            try:
+                checkpoints.restore(name, self._write)
+            except TierwiseError as error:
+                self._failed(error)  # some of it may have been taken over: nobody trains on that
+                raise
+            if self._stepping is not None:
+                for home in self.stored:
+                    self._stepping.know(home)
+                self._stepping.broken = None
+
+    def _checkpoints(self) -> Checkpoints:
+        if self._store is None:
+            raise BadInput("checkpoints are published in the directory of the disk store, and there is none; name one with nvme=")
+        return Checkpoints(self._store, self.model, self.optimizer, self.stored, self._ledger)
+
+    def _write(self, home: Stored, values: Callable[[Slot], torch.Tensor]) -> None:
+        residence = self.residency.residences.get(home)
+        if residence is None:
+            for slot in home.unit.slots:
+                slot.parameter.copy_(values(slot).as_strided(slot.size, slot.stride))
+            return
+        residence.borrowed = False
+        residence.leave()
+        ring = None if self._pool is None else Ring(self._pool, chunk_bytes(home.unit, 1, home.unit.dtype), 2)
+        residence.fill(values, ring)
+        if ring is not None:
+            ring.close()
+
     # -- how it is done -------------------------------------------------------------------------------------------------------------------
 
     def _finish(self, home: Stored) -> None:
         if self._stepping is not None:
             self._stepping.finish(home)
 
-    def _settle(self) -> None:
-        """Nothing is under way; what failed does not matter, since everything is about to be replaced."""
-        if self._stepping is not None and self._stepping.broken is not None and self._updates is not None:
-            self._updates.drain()
-            for home in self.stored:
-                home.pending = None
-        self.flush()
+    def _settle(self, *, parameters: bool) -> None:
+        """Nothing is under way; what failed does not matter, since state, and with `parameters` they too, are about to be replaced."""
+        with contextlib.suppress(TierwiseError):
+            self.flush()
+        if self._stepping is not None and self._stepping.broken is not None:
+            self._renew(parameters=parameters)
+
+    def _renew(self, *, parameters: bool) -> None:
+        assert self._updates is not None
+        self._updates.renew()
+        for home in self.stored:
+            home.pending = None
+            home.held.clear()
+            if home.chunks is not None:
+                home.chunks.renew()
+            if home.parameters is not None and (parameters or isinstance(home.parameters, HostFlat)):
+                home.parameters.renew()
 
     def _arrived(self, home: Stored, slot: Slot) -> None:
         assert self._stepping is not None
@@ -290,7 +360,7 @@ class States:
         residence = Residence(
             unit, self.device, home.parameters, self._bring,
             wait_settled=lambda: self._finish(home), settling=lambda: None if home.pending is None else home.pending.signal,
-            ask=lambda parameter: self.residency.ask(home, parameter), written=lambda: self._written(home),
+            ask=lambda parameter: self.residency.ask(home, parameter), written=lambda: self._written(home), failed=self._failed,
         )  # fmt: skip
         residence.adopt(moving.value, ring)
         if ring is not None:
@@ -301,27 +371,31 @@ class States:
         if home.has_master and self._ledger is not None:
             self._ledger.refresh(home, home.unit.slots)
 
+    def _failed(self, error: TierwiseError) -> None:
+        if self._stepping is not None and not isinstance(error, BadInput):
+            self._stepping.broken = error
+
     def _weights(self, home: Stored, slot: Slot) -> torch.Tensor:
         """A parameter as it is now, flat."""
         residence = self.residency.residences.get(home)
         return slot.flat(slot.parameter.detach() if residence is None else residence.on_host(slot))
 
-    def _move_out(self) -> None:
+    def _move_out(self, *, state: bool) -> None:
         assert self._moving is not None
         for home in self.stored:
             for slot in home.unit.slots:
                 gradient = slot.parameter.grad
                 if isinstance(gradient, Gradient):
-                    slot.parameter.grad = None if gradient.held.spent else gradient.held.recall()
+                    slot.parameter.grad = gradient.held.recall() if state and not gradient.held.spent else None
             if home in self.residency.residences:
                 self.residency.residences[home].end(self._moving.origin)
             else:
                 self._moving.back(home.unit)
-            if home.unit.trained and self._ledger is not None and self.optimizer is not None and not self._ledger.is_native(home):
+            if state and home.unit.trained and self._ledger is not None and self.optimizer is not None and not self._ledger.is_native(home):
                 for slot in home.unit.slots:
-                    state = self._ledger.of(home, slot)
-                    if state:
-                        self.optimizer.state[slot.parameter] = self._moving.state_back(slot, state)
+                    kept = self._ledger.of(home, slot)
+                    if kept:
+                        self.optimizer.state[slot.parameter] = self._moving.state_back(slot, kept)
         self._moving.buffers_back()
 
     def _watch(self) -> None:

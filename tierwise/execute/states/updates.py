@@ -152,9 +152,14 @@ class Updates:
         pending.signal = self._lanes[place].put(run)
         return pending
 
-    def drain(self) -> None:
+    def renew(self) -> None:
+        """After a failure: nothing runs, and all buffers are free again."""
         for lane in self._lanes.values():
             lane.drain()
+        for ring in self._rings.values():
+            ring.renew()
+        if self.staging is not None:
+            self.staging.free = [self.device.mark() for _ in self.staging.free]
 
     def close(self) -> None:
         for lane in self._lanes.values():
