@@ -46,13 +46,13 @@ def roofline_costs(graph: Graph, machine: Machine) -> Costs:
 
 
 def fused_costs(graph: Graph, machine: Machine) -> Costs:
-    """Regions compiled: the first op of a run of passes over data carries the cost of the run, the others nothing."""
+    """Regions compiled: the ops of a run of passes over data share the cost of one. None takes no time: what it holds would not be seen."""
     seconds = dict(roofline_costs(graph, machine).op_seconds)
     device = machine.device
     for run in _runs(graph):
         nbytes = _bytes_across(graph, run)
-        seconds[run[0].id, device.name] = nbytes / device.bytes_per_second / FUSED_REACHED + device.launch_seconds
-        seconds.update({(op.id, device.name): 0.0 for op in run[1:]})
+        cost = nbytes / device.bytes_per_second / FUSED_REACHED + device.launch_seconds
+        seconds.update({(op.id, device.name): cost / len(run) for op in run})
     return Costs(seconds)
 
 
