@@ -280,7 +280,7 @@ def _ours(case: str, budgets: list[str], steps: int) -> None:
             "plan": plan.words(),
         }
         print("ROW", json.dumps(row), flush=True)
-        if number == 0:
+        if number == 0 and not counts.sent_bytes:  # what is sent would stay, without the runtime
             codes = {module: plan.plans[module, 0].forward for module, _ in plan.plans}
             release(training.model)
             print("ROW", json.dumps(_bare(training, codes, steps)), flush=True)

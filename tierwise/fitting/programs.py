@@ -31,19 +31,31 @@ def program_for(
         return by_policy(model, prepared, policy, device, compile=compile, progress=progress)
     if not on_gpu:
         return prepared, choose(prepared.menu, tiers=tiers, min_sent_bytes=MIN_SENT_BYTES).program
-    for _ in range(ROUNDS):
-        best = choose(prepared.menu, tiers=tiers, min_sent_bytes=MIN_SENT_BYTES)
-        wanted = _unmeasured(prepared.menu, best.program)
-        known = _chosen_from_measured(prepared.menu, tiers)
-        if not wanted or (known is not None and known.seconds <= best.seconds * WORTH_A_COMPILATION):
-            return prepared, best.program if known is None else known.program
+    for round in range(ROUNDS):
+        best = _chosen(prepared.menu, tiers)
+        if best is None:  # on estimates; they are careful, so measure before saying that it cannot be done
+            wanted = _first_and_last(prepared.menu) if round == 0 else _all_unmeasured(prepared.menu)
+            if not wanted:
+                break
+        else:
+            wanted = _unmeasured(prepared.menu, best.program)
+            known = _chosen_from_measured(prepared.menu, tiers)
+            if not wanted or (known is not None and known.seconds <= best.seconds * WORTH_A_COMPILATION):
+                return prepared, best.program if known is None else known.program
         prepared = measured(prepared, model, wanted, device, progress)
         progress("planning")
     known = _chosen_from_measured(prepared.menu, tiers)
     if known is not None:
         return prepared, known.program
-    best = choose(prepared.menu, tiers=tiers, min_sent_bytes=MIN_SENT_BYTES)
-    return measured(prepared, model, _unmeasured(prepared.menu, best.program), device, progress), best.program
+    best_of_all = choose(prepared.menu, tiers=tiers)
+    return measured(prepared, model, _unmeasured(prepared.menu, best_of_all.program), device, progress), best_of_all.program
+
+
+def _chosen(menu: Menu, tiers: Sequence[str]) -> Chosen | None:
+    try:
+        return choose(menu, tiers=tiers)
+    except InfeasibleBudget:
+        return None
 
 
 def _chosen_from_measured(menu: Menu, tiers: Sequence[str]) -> Chosen | None:
@@ -63,3 +75,19 @@ def _unmeasured(menu: Menu, program: Program) -> dict[int, set[str]]:
         if not menu.choice(call, plan.choice).measured:
             found.setdefault(menu.problem.graph.calls[call].region, set()).add(plan.choice)
     return found
+
+
+def _first_and_last(menu: Menu) -> dict[int, set[str]]:
+    return _only({region: {found[0].name, found[-1].name} for region, found in menu.choices.items()}, menu)
+
+
+def _all_unmeasured(menu: Menu) -> dict[int, set[str]]:
+    return _only({region: {choice.name for choice in found} for region, found in menu.choices.items()}, menu)
+
+
+def _only(wanted: dict[int, set[str]], menu: Menu) -> dict[int, set[str]]:
+    """Those that are not measured yet."""
+    left = {
+        region: {choice.name for choice in menu.choices[region] if choice.name in names and not choice.measured} for region, names in wanted.items()
+    }
+    return {region: names for region, names in left.items() if names}

@@ -18,7 +18,7 @@ import torch
 from .taken import Taken
 from .torch_compat import pause_device
 
-SETTLE_SECONDS = 1.2  # an H200 that multiplies matrices is at its power limit after a second, 6% slower than after a tenth: docs/log.md
+SETTLE_SECONDS = 2.0  # an H200 that multiplies matrices is 5% slower after one second than after a tenth, 6% after two: docs/log.md
 STILL_WARM_SECONDS = 0.3  # a device that was busy so short a time ago has settled already
 SAMPLE_SECONDS = 0.15
 LEAST_ROUNDS = 5

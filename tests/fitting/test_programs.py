@@ -1,0 +1,62 @@
+"""On a GPU a plan is made on estimates, what it chose is measured, and it is made again: here on the toy chain, the measurements made up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from toy_blocks import CHECKPOINT, KEEP, menu
+
+from tierwise.errors import InfeasibleBudget
+from tierwise.fitting import programs
+from tierwise.fitting.menus import PreparedMenu
+from tierwise.ir import Menu
+
+GPU = SimpleNamespace(torch_device=torch.device("cuda"))
+
+
+def plan(monkeypatch, question, truth):
+    """The program, and which choices were measured; `truth` is what measuring finds."""
+    asked = []
+
+    def measured(prepared, model, wanted, device, progress):
+        (names,) = wanted.values()
+        asked.append(sorted(names))
+        found = tuple(
+            replace(truth.get(choice.name, choice), measured=True) if choice.name in names else choice for choice in prepared.menu.choices[0]
+        )
+        return replace(prepared, menu=replace(prepared.menu, choices={0: found}))
+
+    monkeypatch.setattr(programs, "measured", measured)
+    prepared = PreparedMenu(question, {}, ())
+    _, program = programs.program_for(prepared, "auto", (), torch.nn.Identity(), GPU, compile=True, progress=lambda what: None)
+    return [program.calls[call].choice for call in sorted(program.calls)], asked
+
+
+def test_only_what_a_plan_wants_is_measured(monkeypatch):
+    assert plan(monkeypatch, menu(4, 1000), {}) == (["keep"] * 4, [["keep"]])
+
+
+def test_what_was_measured_decides(monkeypatch):
+    # Recomputing turns out to be faster than keeping: everybody recomputes, though one call would do.
+    faster = replace(CHECKPOINT, forward_seconds=1.0, backward_seconds=0.5)
+    chosen, asked = plan(monkeypatch, menu(4, 180), {"checkpoint": faster})
+    assert chosen == ["checkpoint"] * 4
+    assert asked == [["checkpoint", "keep"]]
+
+
+def test_estimates_too_careful_are_measured_before_it_is_called_impossible(monkeypatch):
+    careful = replace(CHECKPOINT, backward_workspace_bytes=500)
+    question = menu(4, 120)
+    question = Menu(question.problem, {0: (KEEP, careful)})
+    chosen, asked = plan(monkeypatch, question, {"checkpoint": CHECKPOINT})
+    assert "checkpoint" in chosen
+    assert asked[0] == ["checkpoint", "keep"]
+
+
+def test_what_is_impossible_says_the_least(monkeypatch):
+    with pytest.raises(InfeasibleBudget) as refusal:
+        plan(monkeypatch, menu(4, 40), {})
+    assert refusal.value.least_bytes > 40
