@@ -64,6 +64,7 @@ class NullDevice(Device):
         self._before_copy = before_copy
         self._pinnable_bytes = pinnable_bytes
         self._exposed_seconds = 0.0
+        self._watch = _Watch(self)
 
     def empty(self, nbytes: int) -> torch.Tensor:
         self._accounts.require(nbytes)
@@ -93,7 +94,7 @@ class NullDevice(Device):
         return self.observe()
 
     def account_backward(self, outputs: Iterable[torch.Tensor]) -> None:
-        within_backward(outputs, self.observe)
+        within_backward(outputs, self._watch)
 
     def out_of_memory_count(self) -> int:
         return self._accounts.refusals
@@ -180,6 +181,7 @@ class NullDevice(Device):
         del self.pinned[address]
 
     def close(self) -> None:
+        self._watch.device = None
         for lane in self._lanes.values():
             lane.close()
 
@@ -254,6 +256,16 @@ class _Accounts:
                 f"{format_bytes(self.cap_bytes)}; free something first or raise the budget",
                 nbytes,
             )
+
+
+class _Watch:
+    """The mode for a node of backward, for as long as the device is there."""
+
+    def __init__(self, device: NullDevice) -> None:
+        self.device: NullDevice | None = device
+
+    def __call__(self) -> TorchDispatchMode | None:
+        return None if self.device is None else self.device.observe()
 
 
 class _Observed(TorchDispatchMode):

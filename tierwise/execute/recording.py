@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from .device import Device, Direction, MemoryUse, Moment
 
@@ -41,6 +42,7 @@ class Recording:
         self.memory: list[tuple[Moment, int]] = []  # allocated bytes
         self.end: Moment | None = None
         self.after: MemoryUse | None = None
+        self._hooks: list[RemovableHandle] = []
 
     def forward(self, call: int) -> None:
         """A call's forward begins or ends here."""
@@ -50,11 +52,11 @@ class Recording:
         """A call's backward begins when a gradient of what it returned arrives, and ends when its nodes have run."""
         fact = self._fact(call)
         for node in {tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None}:
-            node.register_prehook(lambda gradients: fact.backward.append(self._now()))
-            node.register_hook(lambda found, gradients: fact.backward.append(self._now()))
+            self._hooks.append(node.register_prehook(lambda gradients: fact.backward.append(self._now())))
+            self._hooks.append(node.register_hook(lambda found, gradients: fact.backward.append(self._now())))
         for tensor in inputs:
             if tensor.requires_grad:
-                tensor.register_hook(lambda gradient: fact.backward.append(self._now()))
+                self._hooks.append(tensor.register_hook(lambda gradient: fact.backward.append(self._now())))
 
     def copy(self, direction: Direction, parcel: int, nbytes: int, start: Moment, end: Moment) -> None:
         self.copies.append(CopyFact(direction, parcel, nbytes, start, end))
@@ -69,6 +71,8 @@ class Recording:
             self.after = self._device.memory()
             self._device.synchronize()
             self.end.now()
+            while self._hooks:
+                self._hooks.pop().remove()
 
     def _fact(self, call: int) -> CallFact:
         return self.calls.setdefault(call, CallFact())

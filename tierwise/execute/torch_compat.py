@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mod
 
 __all__ = ["has_hooks", "others_hold_saved_tensors", "within_backward", "without_hooks"]
 
+_WITHIN = "tierwise.within_backward"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -43,23 +44,34 @@ def others_hold_saved_tensors() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
-def within_backward(outputs: Iterable[torch.Tensor], mode: Callable[[], TorchDispatchMode]) -> None:
-    """Run every node of the backward of these tensors within a mode.
+def within_backward(outputs: Iterable[torch.Tensor], mode: Callable[[], TorchDispatchMode | None]) -> None:
+    """Run every node of the backward of these tensors within a mode, if there is one by then.
 
     The mode is pushed by a hook before a node and popped by one behind it. Where the node fails, the engine puts back the modes that
     were there before it.
     """
-    seen: set[Any] = set()
     waiting = [tensor.grad_fn for tensor in outputs]
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
+        if node is None or node.metadata.get(_WITHIN) is mode:  # nodes that add to a gradient may serve one graph after the other
             continue
-        seen.add(node)
+        node.metadata[_WITHIN] = mode
         waiting += [source for source, _ in node.next_functions]
-        node.register_prehook(lambda gradients: _push_mode(mode()))
-        node.register_hook(lambda inputs, gradients: _leave())
+        _run_within(node, mode)
 
 
-def _leave() -> None:
-    _pop_mode(None)
+def _run_within(node: Any, mode: Callable[[], TorchDispatchMode | None]) -> None:
+    pushed: list[bool] = []
+
+    def before(gradients: Any) -> None:
+        found = mode()
+        pushed.append(found is not None)
+        if found is not None:
+            _push_mode(found)
+
+    def behind(inputs: Any, gradients: Any) -> None:
+        if pushed.pop():
+            _pop_mode(None)
+
+    node.register_prehook(before)
+    node.register_hook(behind)
