@@ -19,7 +19,16 @@ HOST = torch.device("cpu")
 
 
 def group(**options):
-    known = {"lr": 0.5, "betas": (0.5, 0.75), "eps": 0.0, "weight_decay": 0.0, "maximize": False, "momentum": 0.5, "dampening": 0.0, "nesterov": False}
+    known = {
+        "lr": 0.5,
+        "betas": (0.5, 0.75),
+        "eps": 0.0,
+        "weight_decay": 0.0,
+        "maximize": False,
+        "momentum": 0.5,
+        "dampening": 0.0,
+        "nesterov": False,
+    }
     return known | options
 
 

@@ -60,6 +60,7 @@ public:
     }
     void run(int64_t count, const std::function<void(int64_t, int64_t)>& pass) {
         int64_t blocks = (count + BLOCK - 1) / BLOCK;
+        std::lock_guard<std::mutex> alone(one_at_a_time);
         if (blocks <= 1 || workers.empty()) {
             pass(0, count);
             return;
@@ -93,7 +94,7 @@ private:
         }
     }
     std::vector<std::thread> workers;
-    std::mutex mutex;
+    std::mutex mutex, one_at_a_time;
     std::condition_variable begin, over;
     const std::function<void(int64_t, int64_t)>* work = nullptr;
     std::atomic<int64_t> next{0};

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class CpuPass:
-    """The compiled pass and the threads it runs on. Not for several callers at once."""
+    """The compiled pass and the threads it runs on. Several callers take turns."""
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self.threads = threads

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ..host_pool import ALIGNMENT, PAGE_BYTES
 from ..offsets import round_up
+from .gradients import LEAVING_BYTES
 from .placement import Needs
 from .updates import STAGING_BUFFERS, Stored, ring_bytes, staging_bytes
 
@@ -39,11 +40,13 @@ def needs_of(stored: Sequence[Stored], by_region: Mapping[str, Sequence[Stored]]
     host += sum(count * round_up(nbytes, PAGE_BYTES) for nbytes, count in ring_bytes(stored).values())
     largest = [slot.numel * home.unit.dtype.itemsize for home in stored if home.unit.placement.gradients == "host" for slot in home.unit.slots]
     host += 2 * round_up(max(largest, default=0), ALIGNMENT)  # gradients of another batch, on their way to be added
+    leaving = sum(home.unit.nbytes for home in stored if home.unit.trained and home.unit.placement.gradients == "host")
     window = [sum(home.unit.nbytes for home in by_region.get(path, ()) if home.unit.placement.parameters != "device") for path in order]
     # In backward one region is done when the next has begun, and the one after that is already coming.
     span = ahead + 2
     return Needs(
         device_bytes=device + STAGING_BUFFERS * staging_bytes(stored),
+        leaving_bytes=min(leaving, LEAVING_BYTES),
         host_bytes=host + (SLACK_BYTES if host else 0),
         parameter_host_bytes=parameters,
         nvme_bytes=disk,

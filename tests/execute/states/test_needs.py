@@ -1,0 +1,80 @@
+"""What placements take is known before anything is placed."""
+
+from __future__ import annotations
+
+import torch
+from execute.states.training import adamw
+from torch import nn
+
+from tierwise.execute.host_pool import HostPool
+from tierwise.execute.null_device import NullDevice
+from tierwise.execute.nvme import NvmeStore
+from tierwise.execute.states.needs import SLACK_BYTES
+from tierwise.execute.states.placement import Placement
+from tierwise.execute.states.states import States
+
+
+def two_layers() -> nn.Module:
+    """Two regions of 1,024 weights and 256 biases, in bf16: 2,560 bytes each, without gaps."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 256), nn.Linear(4, 256)).to(torch.bfloat16)
+
+
+def needs(*placements: Placement, **options):
+    model = two_layers()
+    device = NullDevice(1 << 20)
+    try:
+        return States(model, adamw(model), {str(n): p for n, p in enumerate(placements)}, device, masters="fp32", **options).needs()
+    finally:
+        device.close()
+
+
+def test_by_hand():
+    on_device = Placement()
+    assert needs(on_device, on_device).device_bytes == 2 * 1280 * 12  # master and two moments
+    cpu = needs(on_device, Placement("host", "cpu", gradients="host"))
+    assert cpu.device_bytes == 1280 * 12 and cpu.leaving_bytes == 2560
+    # state, gradients, three bounce buffers of a page, two gradients of another batch (the larger parameter's)
+    assert cpu.host_bytes == 1280 * 12 + 1280 * 2 + 3 * 4096 + 2 * 2048 + SLACK_BYTES
+    streamed = needs(Placement("host", "streamed"), Placement("host", "streamed", "host", "host"), stream_chunk_elements=512)
+    assert streamed.device_bytes == 3 * 512 * (12 + 2 + 2)  # three buffers: state, gradient, parameter of a chunk
+    assert streamed.parameter_host_bytes == 4096 and streamed.window_bytes == 2560
+    disk = needs(Placement("nvme", "cpu", "nvme", "host"), on_device, stream_chunk_elements=1280)
+    assert disk.nvme_bytes == 16384 + 4096 == disk.written_bytes_per_step  # 15,360 and 2,560 bytes in whole pages
+
+
+def written_so_far(store) -> int:
+    if store is None:
+        return 0
+    store._io._lane.drain()
+    return store.bytes_written
+
+
+def test_a_pool_of_that_size_is_enough_and_not_much_more_than_that(tmp_path):
+    for placement in (
+        Placement("host", "cpu", "host", "host"),
+        Placement("host", "streamed", "device", "host"),
+        Placement("nvme", "cpu", "nvme", "host"),
+    ):
+        model = two_layers()
+        optimizer = adamw(model)
+        device = NullDevice(1 << 20)
+        states = States(model, optimizer, {"0": placement, "1": placement}, device, masters="fp32", threads=1)
+        wanted = states.needs()
+        disk = placement.state == "nvme"
+        pool = HostPool(wanted.host_bytes + disk * 2 * 4096, device)
+        store = NvmeStore(tmp_path, wanted.nvme_bytes, pool, block_bytes=4096, requests=2) if disk else None
+        states.install(pool=pool, store=store)
+        assert pool.free_bytes < SLACK_BYTES + 2 * 2560 + 4096
+        written = written_so_far(store)
+        for part in range(2):
+            (model[1](model[0](torch.ones(2, 4, dtype=torch.bfloat16))[:, :4]).sum() / (part + 1)).backward()  # accumulation
+        optimizer.step()
+        states.flush()
+        if store:
+            assert written_so_far(store) - written == wanted.written_bytes_per_step
+        states.close()
+        if store:
+            store.close()
+        device.close()
+        pool.close()
