@@ -165,8 +165,11 @@ def _again_until(graph: Graph, runs: Sequence[range], only_forward: bool) -> lis
 # -- which ops go together --------------------------------------------------------------------------------------------------------------
 
 
-def runs_of(problem: Problem, limit: int) -> list[range]:
-    """At most `limit` runs of consecutive ops: each op by itself if they are few, else cut where region call or phase change, then by work."""
+def runs_of(problem: Problem, limit: int, *, only_forward: bool = False) -> list[range]:
+    """At most `limit` runs of consecutive ops: each op by itself if they are few, else cut where region call or phase change, then by work.
+
+    only_forward: nothing but forward will run again, so that once it is cut at region calls nothing else is worth cutting further.
+    """
     ops = problem.graph.ops
     if len(ops) <= limit:
         return [range(op.id, op.id + 1) for op in ops]
@@ -177,7 +180,9 @@ def runs_of(problem: Problem, limit: int) -> list[range]:
         if len(cuts) < limit:
             break
     runs = [range(start, end) for start, end in zip([0, *cuts], [*cuts, len(ops)], strict=True)]
-    return _split(problem, runs, limit, [any(last[op] > op for op in run) for run in runs])
+    leave = only_forward and precision == 3 and any(op.region >= 0 for op in ops)
+    worth = [any(last[op] > op and not (leave and ops[op].phase is not Phase.FORWARD) for op in run) for run in runs]
+    return _split(problem, runs, limit, worth)
 
 
 def _split(problem: Problem, runs: list[range], limit: int, worth: list[bool]) -> list[range]:

@@ -6,10 +6,12 @@ there when it begins. Small programs are solved; large ones are relaxed, and the
 
 from __future__ import annotations
 
+import contextlib
 import math
+import time
 from collections.abc import Callable, Sequence
 
-from ..errors import InfeasibleBudget
+from ..errors import InfeasibleBudget, InvalidSchedule
 from ..ir import Compute, Problem, Role, Schedule, peak_bytes
 from ..units import format_bytes
 from ._milp import Program, Solution, Status
@@ -19,6 +21,7 @@ MEMORY_UNITS = 100_000  # the solver's tolerance of 1e-6 must stay far below one
 THRESHOLDS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 RELAXED_SHARES = (0.9, 0.95, 1.0)  # of the budget, for the relaxed program: rounding adds to what it holds
 LEAST_TRIES = 12  # halvings of the interval in which a budget that works is looked for
+LEAST_SECONDS = 1.0  # with less left, a relaxed program is not begun
 LEAST_GAIN = 1e-6  # share of the step's seconds by which a better answer must be better
 
 Stages = list[list[int]]
@@ -42,6 +45,7 @@ class Search:
         self.units = Nodes(problem, runs, unit=unit_bytes(problem, self.free_bytes), only_forward=only_forward)
         self.best: Schedule | None = None
         self.best_seconds = math.inf
+        self.best_stages: Stages = []
         self.why = "use a larger budget"
         self.note = "the first answer: what is cheap to make again per byte is dropped"
 
@@ -51,7 +55,16 @@ class Search:
         schedule = schedule_of(self.problem, self.nodes.computes(stages))
         seconds = sum(self.problem.device_seconds[step.op] for step in schedule.steps if isinstance(step, Compute))
         if seconds < self.best_seconds and peak_bytes(self.problem, schedule)[self.problem.device_tier] <= self.problem.budget_bytes:
-            self.best, self.best_seconds = schedule, seconds
+            self.best, self.best_seconds, self.best_stages = schedule, seconds, stages
+
+    def polish(self) -> None:
+        """Take back what runs again where there turns out to be room to keep it, the longest first."""
+        again = [(stage, node) for stage, nodes in enumerate(self.best_stages) for node in nodes if node != stage]
+        for stage, node in sorted(again, key=lambda run: (-self.nodes.nodes[run[1]].seconds, run)):
+            without = [[n for n in nodes if (t, n) != (stage, node)] for t, nodes in enumerate(self.best_stages)]
+            # What an op in place took over is not there to be kept.
+            with contextlib.suppress(InvalidSchedule):
+                self.offer(without)
 
     def evict(self, *scores: Callable[[Nodes], Score]) -> None:
         for score in scores:
@@ -93,9 +106,14 @@ class Search:
             self.why = f"the solver reached its limit of {time_limit_seconds:g} s without a solution: use a larger budget or time_limit_seconds"
 
     def round(self, time_limit_seconds: float) -> None:
+        """The limit is for all relaxed programs together."""
+        began = time.monotonic()
         for share in RELAXED_SHARES:
+            left = time_limit_seconds - (time.monotonic() - began)
+            if left < LEAST_SECONDS:
+                return
             model = StageProgram(self.units, int(self.free_bytes * share) // self.units.unit, first_again=self.first_again)
-            relaxed = model.program.solve(time_limit_seconds=time_limit_seconds, relaxed=True)
+            relaxed = model.program.solve(time_limit_seconds=left, relaxed=True)
             if relaxed:
                 before = self.best_seconds
                 self.why = "no rounding of the relaxed program fits: use a larger budget, or solver='exact'"
@@ -109,6 +127,7 @@ class Search:
             elif relaxed.status is Status.INFEASIBLE:
                 self.why = "the relaxed program has no solution: use a larger budget"
             else:
+                self.note += f"; the program of {len(self.nodes)} nodes was not relaxed in {time_limit_seconds:g} s"
                 self.why = f"the solver did not relax the program in {time_limit_seconds:g} s: use fewer max_nodes or a larger time_limit_seconds"
             if self.best is not None:
                 return

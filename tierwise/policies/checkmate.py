@@ -9,8 +9,9 @@ Differs  Memory is counted for each storage, not for each node, so that an op ma
          What is freed must have been there, which makes the relaxation tighter than the paper's. Updates and ops that cannot be replayed run
          once, and so do backward ops unless recompute_backward is set: the paper lets them run again, which costs the solver much and hardly
          ever pays. The solver is given a first answer to beat: drop, where the program runs short, what is cheap to make again per byte.
-         Rounding also tries dropping in the order of the relaxed S. Beyond max_nodes, runs of ops are one node: cut where region call or
-         phase change, then at equal work. Sizes too fine for the solver are rounded up to 1/100,000 of the budget.
+         Rounding also tries dropping in the order of the relaxed S, and takes back what there turns out to be room for. Beyond max_nodes, runs
+         of ops are one node: cut where region call or phase change, then forward at equal work. Sizes too fine for the solver are rounded up
+         to 1/100,000 of the budget.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def plan(
     problem: Problem,
     *,
     solver: str = "auto",
-    time_limit_seconds: float = 60.0,
+    time_limit_seconds: float = 30.0,
     relative_gap: float = 0.0,
     recompute_backward: bool = False,
     max_exact_nodes: int = 24,
@@ -51,7 +52,7 @@ def plan(
     if peak_bytes(problem, everything)[problem.device_tier] <= problem.budget_bytes:
         return everything
     check_what_cannot_move(problem)
-    runs = runs_of(problem, max_nodes)
+    runs = runs_of(problem, max_nodes, only_forward=not recompute_backward)
     exact = solver == "exact" or (solver == "auto" and len(runs) <= max_exact_nodes)
     search = Search(problem, runs, only_forward=not recompute_backward)
     search.evict(*FIRST_ANSWERS)
@@ -59,6 +60,7 @@ def plan(
         search.solve(time_limit_seconds, relative_gap)
     else:
         search.round(time_limit_seconds)
+        search.polish()
     if search.best is None:
         least = None if exact else search.least_bytes(*FIRST_ANSWERS)
         raise InfeasibleBudget(f"no schedule within {format_bytes(problem.budget_bytes)} was found; {search.why}", least_bytes=least)

@@ -31,7 +31,7 @@ def plan(
     problem: Problem,
     *,
     solver: str = "auto",
-    time_limit_seconds: float = 40.0,
+    time_limit_seconds: float = 30.0,
     relative_gap: float = 0.0,
     max_exact_nodes: int = 24,
     max_nodes: int = 160,
@@ -43,7 +43,7 @@ def plan(
     if peak_bytes(problem, everything)[problem.device_tier] <= problem.budget_bytes:
         return everything
     check_what_cannot_move(problem)
-    runs = runs_of(problem, max_nodes)
+    runs = runs_of(problem, max_nodes, only_forward=True)
     exact = solver == "exact" or (solver == "auto" and len(runs) <= max_exact_nodes)
     search = Search(problem, runs, only_forward=True, first_again=_first_backward(problem, runs))
     search.evict(*FIRST_ANSWERS)
@@ -51,6 +51,7 @@ def plan(
         search.solve(time_limit_seconds, relative_gap)
     else:
         search.round(time_limit_seconds)
+        search.polish()
     if search.best is None:
         least = None if exact else search.least_bytes(*FIRST_ANSWERS)
         raise InfeasibleBudget(f"no schedule within {format_bytes(problem.budget_bytes)} was found; {search.why}", least_bytes=least)

@@ -23,7 +23,7 @@ from ..units import format_bytes
 from ._gap_program import GapProgram
 from ._gaps import Swap, build, gaps
 from ._milp import Status
-from ._nodes import Nodes, evict_in_order, runs_of, schedule_of
+from ._nodes import Nodes, runs_of
 from ._paged import PagedProgram
 from ._stages import FIRST_ANSWERS, Search, unit_bytes
 
@@ -60,7 +60,7 @@ def plan(
     lasting = sum(s.nbytes for s in problem.graph.storages if s.lasting)
     if lasting > problem.budget_bytes:
         raise InfeasibleBudget(f"what lives across steps alone is {format_bytes(lasting)}; the budget is {format_bytes(problem.budget_bytes)}")
-    runs = runs_of(problem, max_nodes)
+    runs = runs_of(problem, max_nodes, only_forward=True)
     search = _Search(problem, runs, tier)
     search.drop_only()
     if solver == "exact" or (solver == "auto" and len(runs) <= max_exact_nodes):
@@ -94,10 +94,11 @@ class _Search:
             self.best, self.best_seconds, self.note = schedule, seconds, note
 
     def drop_only(self) -> None:
-        for score in FIRST_ANSWERS:
-            stages = evict_in_order(self.nodes, self.free_bytes, score(self.nodes))
-            if stages is not None:
-                self.offer(schedule_of(self.problem, self.nodes.computes(stages)), "dropping alone was the best found")
+        search = Search(self.problem, [node.ops for node in self.nodes.nodes], only_forward=True)
+        search.evict(*FIRST_ANSWERS)
+        if search.best is not None:
+            search.polish()
+            self.offer(search.best, "dropping alone was the best found")
 
     def solve(self, time_limit_seconds: float, relative_gap: float) -> None:
         program = PagedProgram(self.units, self.free_bytes // self.units.unit, self.problem, self.tier)
