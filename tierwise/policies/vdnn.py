@@ -52,7 +52,7 @@ def _ladder(problem: Problem, tier: str) -> Iterator[Schedule]:
         yield build(problem, swaps[mode], variants=fastest)
     if fastest != smallest:
         for mode in ("conv", "all"):
-            yield build(problem, swaps[mode], variants=_kernels_with_room(problem, swaps[mode]))
+            yield build(problem, swaps[mode], variants=kernels_with_room(problem, swaps[mode]))
         for mode in ("conv", "all"):
             yield build(problem, swaps[mode], variants=smallest)
 
@@ -75,7 +75,7 @@ def _kernels(problem: Problem, kernels: str) -> dict[int, str]:
     return {op: name for op, ways in _choices(problem).items() if (name := min(ways, key=rank)[2])}
 
 
-def _kernels_with_room(problem: Problem, swaps: list[Swap]) -> dict[int, str]:
+def kernels_with_room(problem: Problem, swaps: list[Swap]) -> dict[int, str]:
     """For each op the fastest kernel whose workspace fits beside what is there when the op runs."""
     smallest = _kernels(problem, "memory")
     held = device_bytes(problem, build(problem, swaps, variants=smallest))
