@@ -83,7 +83,7 @@ class CallTree:
         signature = self._module_signatures[id(module)]
         parent = name.rpartition(".")[0]
         call.sibling_key = (parent, type(module)) if parent in self._lists else (parent, *signature)
-        call.signature = (*signature, tuple((tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in tensors))
+        call.signature = (*signature, *_given(tensors))
         call.is_container = isinstance(module, _CONTAINERS)
         call.has_children = bool(module._modules)
         if self.current == ROOT:
@@ -99,6 +99,15 @@ class CallTree:
 def _module_signature(module: nn.Module) -> tuple[Any, ...]:
     tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     return (type(module), module.training, tuple((name, tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor in tensors))
+
+
+def _given(tensors: list[torch.Tensor]) -> tuple[Any, ...]:
+    """What a call is given. One tensor passed twice is one input of its graph, and a parameter is no activation."""
+    first: dict[int, int] = {}
+    return tuple(
+        (tensor.shape, tensor.dtype, tensor.requires_grad, isinstance(tensor, nn.Parameter), first.setdefault(id(tensor), place))
+        for place, tensor in enumerate(tensors)
+    )
 
 
 def _tensors_of(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:

@@ -117,7 +117,8 @@ def _arguments_of(wanted: set[str], model: nn.Module) -> Iterator[dict[str, tupl
     def watch(name: str) -> Any:
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if name not in found:
-                found[name] = (_as_leaves(args), _as_leaves(kwargs))
+                made: dict[int, torch.Tensor] = {}
+                found[name] = (_as_leaves(args, made), _as_leaves(kwargs, made))
 
         return before
 
@@ -129,13 +130,18 @@ def _arguments_of(wanted: set[str], model: nn.Module) -> Iterator[dict[str, tupl
             handle.remove()
 
 
-def _as_leaves(value: Any) -> Any:
+def _as_leaves(value: Any, made: dict[int, torch.Tensor]) -> Any:
+    """Tensors of their own, the same for the same; parameters stay parameters."""
     if isinstance(value, torch.Tensor):
-        return value.detach().requires_grad_(value.requires_grad)
+        if id(value) not in made:
+            leaf = value.detach()
+            is_parameter = isinstance(value, nn.Parameter)
+            made[id(value)] = nn.Parameter(leaf, value.requires_grad) if is_parameter else leaf.requires_grad_(value.requires_grad)
+        return made[id(value)]
     if isinstance(value, dict):
-        return {key: _as_leaves(part) for key, part in value.items()}
+        return {key: _as_leaves(part, made) for key, part in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(_as_leaves(part) for part in value)
+        return type(value)(_as_leaves(part, made) for part in value)
     return copy.copy(value)
 
 

@@ -243,14 +243,27 @@ def _example_calls(model: nn.Module, call: Mapping[str, Any], graph: Graph, auto
     """What each region class is called with, as tensors without data."""
     with region_examples(model, dict(call), graph, autocast=autocast) as examples:
         fakes = {region: (example.args, example.kwargs) for region, example in examples.items()}
-    return {region: (tree_map(_spec, args), tree_map(_spec, kwargs)) for region, (args, kwargs) in fakes.items()}
+    return {region: _specs(call) for region, call in fakes.items()}
 
 
-def _spec(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    return made.requires_grad_(value.requires_grad)
+def _specs(call: tuple[Any, Any]) -> tuple[Any, Any]:
+    """A call with tensors without data in place of fake ones: the same for the same, parameters for parameters."""
+    made: dict[int, torch.Tensor] = {}
+
+    def spec(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in made:
+            empty = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+            made[id(value)] = _like(value, empty)
+        return made[id(value)]
+
+    args, kwargs = call
+    return tree_map(spec, args), tree_map(spec, kwargs)
+
+
+def _like(value: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    return nn.Parameter(made, value.requires_grad) if isinstance(value, nn.Parameter) else made.requires_grad_(value.requires_grad)
 
 
 def _known_code(
@@ -305,7 +318,7 @@ def _with_data(value: torch.Tensor, device: torch.device) -> torch.Tensor:
         once = [1 if stride == 0 else size for size, stride in zip(value.shape, value.stride(), strict=True)]
         made = torch.empty_strided(once, value.stride(), dtype=value.dtype, device=device)
         made = (made.normal_() if made.is_floating_point() else made.fill_(made.dtype is torch.bool)).expand(value.shape)
-    return made.requires_grad_(value.requires_grad)
+    return _like(value, made)
 
 
 def _worth_it(graph: Graph, region: int) -> bool:
