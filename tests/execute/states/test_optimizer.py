@@ -85,7 +85,7 @@ def test_settings_are_read_in_step_and_not_later():
     """With updates under way, the next lines of a loop change the learning rate."""
     model = net()
     optimizer = adamw(model)
-    with placed(model, optimizer, CPU, masters="fp32", delay=0.02):
+    with placed(model, optimizer, CPU, masters="fp32", delay=0.005):
         for step in range(3):
             loss_of(model, step).backward()
             optimizer.step()

@@ -52,7 +52,7 @@ def test_reading_the_shape_of_a_parameter_brings_nothing(tmp_path):
     with placed(model, optimizer, everywhere(HOST), masters="fp32") as states:
         weight = model.layers[0].up.weight
         assert is_guarded(weight) and type(weight).__name__ == "Parameter" and isinstance(weight, nn.Parameter)
-        assert weight.shape == (48, 24) and weight.dtype == torch.bfloat16 and weight.numel() == 1152 and weight.requires_grad and weight.grad is None
+        assert weight.shape == (32, 16) and weight.dtype == torch.bfloat16 and weight.numel() == 512 and weight.requires_grad and weight.grad is None
         assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in net().parameters())
         assert weight in {weight: 1} and not any(residence.is_here for residence in states.residency.residences.values())
         assert weight.sum() != 0 and not is_guarded(weight)  # this did
@@ -135,9 +135,9 @@ def test_a_model_larger_than_the_device_trains_within_its_window():
     model = deep()
     whole = sum(p.numel() for p in model.parameters()) * 2
     optimizer = adamw(model)
-    with placed(model, optimizer, placements, masters="fp32", capacity=24 << 10) as states:
+    with placed(model, optimizer, placements, masters="fp32", capacity=12 << 10) as states:
         needs = states.needs()
-        assert needs.device_bytes == 0 and needs.parameter_host_bytes >= whole > 35_000 and needs.window_bytes < 24 << 10
+        assert needs.device_bytes == 0 and needs.parameter_host_bytes >= whole > 18_000 and needs.window_bytes < 12 << 10
         assert [plain_loop(model, optimizer, step) for step in range(3)] == losses
         assert 0 < states.device.memory().peak_allocated_bytes <= needs.window_bytes
         saved = model.state_dict()
@@ -165,7 +165,7 @@ def test_evaluation_in_between(placements, tmp_path):
             with torch.no_grad():
                 model.eval()
                 model(batch(9)[0])
-                model.layers[1](torch.zeros(1, 2, 24, dtype=torch.bfloat16))  # one region by itself
+                model.layers[1](torch.zeros(1, 2, 16, dtype=torch.bfloat16))  # one region by itself
                 model.train()
             loss_of(model, 7)  # a pass whose backward never comes
     assert losses == reference(4).losses
@@ -199,11 +199,11 @@ class Tangled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(40, 24)
-        self.first, self.second, self.frozen = nn.Linear(24, 24), nn.Linear(24, 24), nn.Linear(24, 24)
+        self.embedding = nn.Embedding(24, 16)
+        self.first, self.second, self.frozen = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
         self.frozen.requires_grad_(False)
-        self.scale = nn.Parameter(torch.ones(24))
-        self.head = nn.Linear(24, 40, bias=False)
+        self.scale = nn.Parameter(torch.ones(16))
+        self.head = nn.Linear(16, 24, bias=False)
         self.head.weight = self.embedding.weight
         self.unused = nn.Linear(2, 2)
 
@@ -283,7 +283,7 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
         pass
     wrong = {name: torch.zeros(1) for name, _ in model.named_parameters()}
     with (
-        pytest.raises(BadInput, match=r"has embedding.weight of shape \(1,\) and the model of shape \(40, 24\)"),
+        pytest.raises(BadInput, match=r"has embedding.weight of shape \(1,\) and the model of shape \(24, 16\)"),
         placed(model, optimizer, {}, source=wrong),
     ):
         pass
@@ -306,7 +306,7 @@ def test_parameters_that_were_replaced_are_named():
     with placed(model, optimizer, everywhere(HOST), masters="fp32") as states:
         plain_loop(model, optimizer, 0)
         states.flush()
-        model.embedding.weight.data = torch.zeros(40, 24, dtype=torch.bfloat16)  # as model.to() would
+        model.embedding.weight.data = torch.zeros(24, 16, dtype=torch.bfloat16)  # as model.to() would
         for residence in states.residency.residences.values():
             residence.leave()
         with pytest.raises(BadInput, match=r"embedding bfloat16 were replaced by others.*call tierwise.release\(model\) before"):

@@ -62,13 +62,15 @@ def test_there_are_27_ways_to_place_a_region():
 @pytest.mark.parametrize("update", ["after", "backward"])
 @pytest.mark.parametrize("placement", legal(), ids=lambda p: f"{p.state}-{p.update}-{p.parameters}-{p.gradients}")
 def test_every_placement_trains_to_the_same_bits(placement, update, tmp_path):
-    check(expected(5), everywhere(placement), 5, tmp_path, update=update, masters="fp32", delay=0.0005)
+    if update == "backward" and placement.parameters == "nvme":
+        pytest.skip("parameters come and go alike with both; the mixed placement below has it")
+    check(expected(3), everywhere(placement), 3, tmp_path, update=update, masters="fp32", delay=0.0002)
 
 
 @pytest.mark.parametrize("update", ["after", "backward"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_all_kinds_at_once_under_random_delays_for_20_steps(seed, update, tmp_path):
-    check(expected(20), MIXED, 20, tmp_path, update=update, masters="fp32", delay=0.004, seed=seed)
+    check(expected(20), MIXED, 20, tmp_path, update=update, masters="fp32", delay=0.002, seed=seed)
 
 
 def test_clipping_accumulation_and_a_scheduler(tmp_path):

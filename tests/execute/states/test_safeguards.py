@@ -156,11 +156,11 @@ def trouble(placement, tmp_path, monkeypatch, slow=OUT, clip=True) -> bool:
     original = Updates._on_cpu
 
     def on_cpu(updates, home, job):
-        time.sleep(0.02 * (slow == "updates"))
+        time.sleep(0.01 * (slow == "updates"))
         return original(updates, home, job)
 
     def before_copy(direction, nbytes):
-        time.sleep(0.01 * (direction.value == slow))
+        time.sleep(0.005 * (direction.value == slow))
 
     monkeypatch.setattr(Updates, "_on_cpu", on_cpu)
     try:

@@ -19,7 +19,7 @@ from tierwise.execute.states.rules import apply_rule, rule_of
 from tierwise.execute.states.states import States
 
 MIB = 1 << 20
-WIDTH = 24
+WIDTH = 16
 CHUNK = 512  # elements: every unit has several chunks, and parameters are cut by them
 
 
@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, layers: int = 3, width: int = WIDTH, vocab: int = 40) -> None:
+    def __init__(self, layers: int = 3, width: int = WIDTH, vocab: int = 24) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab, width)
         self.layers = nn.ModuleList(Block(width) for _ in range(layers))
@@ -58,7 +58,7 @@ def net(dtype: torch.dtype = torch.bfloat16) -> Net:
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(step)
-    tokens = torch.randint(0, 40, (4, 6), generator=generator)
+    tokens = torch.randint(0, 24, (2, 5), generator=generator)
     return tokens, tokens.roll(1, dims=1)
 
 
@@ -153,7 +153,7 @@ def placed(
     placements: Mapping[str, Placement],
     *,
     directory: Path | None = None,
-    delay: float = 0.002,
+    delay: float = 0.001,
     seed: int = 0,
     capacity: int = 64 * MIB,
     before_copy: Any = None,
