@@ -41,7 +41,7 @@ def test_one_policy_in_full(tierwise, refused):
     for part in ("paper", "idea", "rule", "differs", "options"):
         assert any(line.startswith(part) for line in ran.out.splitlines())
     assert "segments=search" in ran.out
-    assert json.loads(tierwise("policies", "chen", "--json").out)["options"] == {"segments": "'search'", "ends": "'any'"}
+    assert json.loads(tierwise("policies", "chen", "--json").out)["options"] == {"segments": "'search'", "ends": "'auto'"}
     assert "no policy here, unknown" in refused("policies", "gtbm")
     assert refused("policies", "chn") == "unknown policy 'chn'; did you mean 'chen'?"
 

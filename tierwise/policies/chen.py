@@ -5,14 +5,15 @@ Idea     with about √n segments of √n layers, memory grows with √n and the
 Rule     walk the forward ops adding up the bytes they make; where the sum passes b, keep that op's output and start again from zero.
          b comes from b ← √(x·y/2), x the bytes kept and y the largest segment, three times from b = 0, then a grid of six values up to √2·b;
          the plan with the least peak wins. segments="sqrt": keep every ⌊√n⌋-th candidate instead.
-         ends="articulation": only where all that forward still needs is one op's output may a segment end.
-Differs  any op may end a segment unless ends says otherwise. What cannot be replayed (batch norm's running statistics) is kept.
+         A segment ends at an articulation point, behind an op whose output is all that the rest of forward needs, or, for steps that are no
+         chains, behind any op; ends="auto" tries both.
+Differs  what cannot be replayed (batch norm's running statistics) is kept.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from ..errors import BadInput
 from ..ir import Graph, Phase, Problem, Role, Schedule, peak_bytes
@@ -26,22 +27,30 @@ FIXED_POINT_STEPS = 3
 GRID_POINTS = 6
 
 
-def plan(problem: Problem, *, segments: str = "search", ends: str = "any") -> Schedule:
+def plan(problem: Problem, *, segments: str = "search", ends: str = "auto") -> Schedule:
     if segments not in ("search", "sqrt"):
         raise BadInput(f"segments is {segments!r}; chen knows 'search' and 'sqrt'")
-    if ends not in ("any", "articulation"):
-        raise BadInput(f"ends is {ends!r}; chen knows 'any' and 'articulation'")
+    if ends not in ("auto", "any", "articulation"):
+        raise BadInput(f"ends is {ends!r}; chen knows 'auto', 'any' and 'articulation'")
     candidates = {storage: last for storage, last, _ in saved_for_backward(problem.graph) if can_recompute(problem, storage)}
-    may_end = _articulations(problem.graph) & candidates.keys() if ends == "articulation" else set(candidates)
-    if segments == "sqrt":
-        every = max(1, math.isqrt(len(may_end)))
-        kept = set([storage for storage in candidates if storage in may_end][every - 1 :: every])
-        return _recompute_others(problem, candidates, kept)
+    choices = [set(candidates)] if ends == "any" else [_articulations(problem.graph) & candidates.keys()]
+    if ends == "auto":
+        choices.append(set(candidates))
     plans: dict[frozenset[int], Schedule] = {}
-    for limit in _limits(problem, may_end):
-        kept = _keep_at_limit(problem, may_end, limit)[0]
-        plans.setdefault(frozenset(kept), _recompute_others(problem, candidates, kept))
+    for may_end in choices:
+        for kept in [_every_root(candidates, may_end)] if segments == "sqrt" else _searched(problem, may_end):
+            plans.setdefault(frozenset(kept), _recompute_others(problem, candidates, kept))
     return min(plans.values(), key=lambda schedule: peak_bytes(problem, schedule)[problem.device_tier])
+
+
+def _every_root(candidates: Iterable[int], may_end: Collection[int]) -> set[int]:
+    every = max(1, math.isqrt(len(may_end)))
+    return set([storage for storage in candidates if storage in may_end][every - 1 :: every])
+
+
+def _searched(problem: Problem, may_end: Collection[int]) -> Iterator[set[int]]:
+    for limit in _limits(problem, may_end):
+        yield _keep_at_limit(problem, may_end, limit)[0]
 
 
 def _limits(problem: Problem, candidates: Collection[int]) -> Iterator[float]:
@@ -87,8 +96,10 @@ def _articulations(graph: Graph) -> set[int]:
         needed = {s for s in needed if last_read[s] > op.id}
         if len(needed) == 1:
             found |= needed
+        elif not needed:
+            found.update(op.writes)  # the end of forward, or of a part that nobody reads on
     return found
 
 
 def _recompute_others(problem: Problem, candidates: dict[int, int], kept: set[int]) -> Schedule:
-    return build(problem, drops=[Drop(storage, last + 1) for storage, last in candidates.items() if storage not in kept])
+    return build(problem, drops=[Drop(storage, last + 1) for storage, last in candidates.items() if storage not in kept], kept=kept)
