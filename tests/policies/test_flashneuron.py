@@ -1,8 +1,10 @@
+import dataclasses
+
 import pytest
 from problems import BACKWARD, FORWARD, GraphBuilder, chain, machine
 
 from tierwise.errors import BadInput, InfeasibleBudget, MissingTier
-from tierwise.ir import Copy, Link, Machine, Processor, Role, Tier, check_schedule
+from tierwise.ir import Codec, Copy, Costs, Link, Machine, Processor, Role, Tier, check_schedule
 from tierwise.ir.schedule import WORKSPACE
 from tierwise.ir.text import schedule_lines
 from tierwise.policies import plan
@@ -164,3 +166,36 @@ def test_the_order_of_placement_and_of_sending_can_be_said():
     assert sent(visit_order=backwards) == ["u", "t"]
     with pytest.raises(BadInput, match="for another graph"):
         sent(visit_order=backwards[1:])
+
+
+def relus(**options):
+    """Four relus of 40 bytes in a chain, half zeros: 22 bytes as a mask and values; the disk writes 2 bytes a second and the device codes 80."""
+    problem = chain(4, activation_bytes=40, kinds=("relu",), on=machine(**options), cyclic=False)
+    sizes = {s.id: 22 for s in problem.graph.storages if s.name.startswith("a")}
+    rates = {"gpu": 80.0}
+    return dataclasses.replace(problem, costs=Costs(problem.costs.op_seconds, (Codec("zvc", sizes, rates, rates),)))
+
+
+def test_codecs_are_for_writes_that_forward_does_not_hide():
+    problem = relus(hbm=200)
+    lines = list(schedule_lines(problem.graph, plan(problem, "flashneuron", codecs="csr")))
+    assert "encode a0 in hbm as zvc" in lines and "copy a0 hbm as zvc -> nvme as zvc" in lines and "decode a0 in hbm as zvc" in lines
+    assert lines.index("free a0 hbm") < lines.index("copy a0 hbm as zvc -> nvme as zvc")  # its bytes are there for others while the code is written
+    plain = plan(problem, "flashneuron")
+    assert simulate(problem, plan(problem, "flashneuron", codecs="csr")).seconds < simulate(problem, plain).seconds
+    fast = relus(hbm=200, rate=1000.0, disk_rate=1000.0)
+    assert plan(fast, "flashneuron", codecs="csr") == plan(fast, "flashneuron")
+
+
+def test_what_compresses_best_goes_first():
+    problem = relus(hbm=200)
+    a0, a1, a2 = 1, 2, 3
+    best = dataclasses.replace(problem.costs.codecs[0], encoded_bytes={a0: 39, a1: 30, a2: 10})
+    problem = dataclasses.replace(problem, costs=dataclasses.replace(problem.costs, codecs=(best,)))
+    sent = [s.storage for s in plan(problem, "flashneuron", codecs="csr", as_published=True).steps if isinstance(s, Copy) and s.dst == "nvme"]
+    assert sorted(sent)[-1] == a2 and len(sent) == len([s for s in plan(problem, "flashneuron").steps if isinstance(s, Copy) and s.dst == "nvme"])
+
+
+def test_unknown_codecs():
+    with pytest.raises(BadInput, match="codecs is 'zip'; flashneuron knows none, csr, fp16"):
+        plan(chain(3), "flashneuron", codecs="zip")

@@ -5,30 +5,36 @@ Idea     the host's memory and processor are busy with the data; the disk is not
 Rule     keep = budget - lasting - max over ops of the bytes it touches;  offload the activations backward reads, in order of first use, until
          the rest is below keep, each at its last idle gap that begins in forward;  backward begins when all are out;  after each of its ops fetch
          in order of use while  largest hole - largest working set > bytes.  Kept storages are placed first fit from the low end, offloaded
-         ones from the high end, workspace and outputs nobody reads in one hole set aside for them.
-Differs  no codecs (fp16, CSR): the schedule has none yet, so the paper's second phase, which picks by compression ratio, is left out.
+         ones from the high end, workspace and outputs nobody reads in one hole set aside for them. codecs, if asked for and if forward does
+         not hide the writes: first what compresses best, encoded on the device, until the writes fit; csr is exact, fp16 rounds.
+Differs  codecs are off unless asked for, as in the artifact; csr is a mask and the values that are not zero, and takes its turn on the device instead
+         of a stream of low priority; what ops tolerate fp16 is not known, so all do.
          Without a disk it offloads to host memory. Blocks are single bytes unless page_bytes says otherwise (the paper's: 4096).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import heapq
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..errors import BadInput, InfeasibleBudget, MissingTier
 from ..ir import Compute, Copy, Free, Graph, Op, Phase, Problem, Role, Schedule, Step
-from ..ir.schedule import AT_START, WORKSPACE
+from ..ir.schedule import AT_START, WORKSPACE, held_as
 from ..simulate import Clock
 from ..units import format_bytes
+from ._codecs import can_code, with_codecs
 from ._heap import TwoEndedHeap
 
 DECIDES = "which activations go to disk, and every address"
 FIDELITY = "faithful"
 EXECUTABLE = "simulated only: it places every storage at an address, and torch's allocator takes none"
+EXACTNESS = "exact if codecs is none or csr; none unless asked for"
+CODECS = {"none": (), "csr": ("zvc",), "fp16": ("zvc", "fp16")}
 
 
 def plan(
@@ -38,21 +44,33 @@ def plan(
     visit_order: Sequence[Sequence[int]] | None = None,
     issue_order: Sequence[int] = (),
     as_published: bool = False,
+    codecs: str = "none",
 ) -> Schedule:
     """visit_order: for each op, the order in which its storages are placed; by id unless given. issue_order: storages in the order in which
     those due at the same op are sent out; by first use unless given. as_published: offload by the rule even if everything fits, and refuse
-    what the rule refuses, although sending out all there is might do."""
+    what the rule refuses, although sending out all there is might do. codecs: none, csr, or csr and fp16, of which the smaller is taken."""
     touched = [{*op.reads, *op.writes, *op.mutates} for op in problem.graph.ops]
     if visit_order is not None and list(map(set, visit_order)) != touched:
         raise BadInput("visit_order must list, for each op in order, the storages it reads, writes and mutates; this one is for another graph")
     visit = visit_order if visit_order is not None else [sorted(storages) for storages in touched]
     run = functools.partial(_Run, problem, page_bytes, visit, issue_order)
     if as_published:
-        return run(refuse=True).play()
-    try:
-        return run(offload=False).play()
-    except InfeasibleBudget:
-        return run().play()
+        return run(refuse=True, codecs=_codecs(codecs)).play()
+    attempts: list[dict[str, Any]] = [{"offload": False}, {"codecs": _codecs(codecs)}, {}]  # encoding takes room too
+    for attempt in attempts[:-1]:
+        with contextlib.suppress(InfeasibleBudget):
+            return run(**attempt).play()
+    return run(**attempts[-1]).play()
+
+
+def prepare(problem: Problem, *, codecs: str = "none") -> Problem:
+    return with_codecs(problem, names) if (names := _codecs(codecs)) else problem
+
+
+def _codecs(chosen: str) -> tuple[str, ...]:
+    if chosen not in CODECS:
+        raise BadInput(f"codecs is {chosen!r}; flashneuron knows {', '.join(CODECS)}")
+    return CODECS[chosen]
 
 
 def _boundary(graph: Graph) -> int:
@@ -80,6 +98,7 @@ class _Run:
         *,
         offload: bool = True,
         refuse: bool = False,
+        codecs: tuple[str, ...] = (),
     ) -> None:
         self.problem, self.graph, self.visit = problem, problem.graph, visit
         self.device, self.on = problem.device_tier, problem.machine.device.name
@@ -92,7 +111,10 @@ class _Run:
         self.offset: dict[int, int] = {}  # of what is on the device
         self.pinned: dict[int, int] = {}  # of lasting storages, there or not yet
         self.hole = self._pin()
+        self.coded: dict[int, str] = {}  # what of the chosen is encoded, and how
         self.chosen = self._choose(refuse) if offload else {}
+        if codecs and self._write_seconds(self.chosen) > problem.op_starts[self.boundary]:
+            self.chosen = self._choose_by_ratio(codecs)
         self.issue = self._by_op(issue_order)
         self._place_inputs()
         self.to_fetch = deque(self._in_order_of_return())
@@ -102,6 +124,7 @@ class _Run:
         self.leaving: list[tuple[float, int, int]] = []  # (when its copy ends, order of issue, storage), a heap
         self.overwritten: set[int] = set()  # of those: changed since, so the copy is worth nothing
         self.ready: dict[int, float] = {}  # when a fetched storage is there
+        self.encoded: dict[int, int] = {}  # offsets of encoded bytes on the device, on their way out or back
         home = {s.id: (self.device,) for s in self.graph.storages if s.lasting or s.role is Role.INPUT}
         at_start = {(AT_START, s): self.offset[s] for s in home if s in self.offset}
         self.addresses.update(at_start)
@@ -162,6 +185,30 @@ class _Run:
             self._refuse(f"{format_bytes(remaining)} of activations cannot be sent out and there is room for {format_bytes(keep)}")
         return chosen
 
+    def _choose_by_ratio(self, codecs: tuple[str, ...]) -> dict[int, int]:
+        """As many, but first those that compress best; encoded, where that makes them smaller, until forward hides the writes."""
+        plain = {s: min(codecs, key=lambda name: self._size(s, name)) for s in self._candidates() if self._last_gap_of_forward(s) is not None}
+        best = sorted(plain, key=lambda s: self._size(s, plain[s]) / self.nbytes[s])  # of equals, the first used
+        wanted = sum(self.nbytes[s] for s in self.chosen)
+        chosen: dict[int, int] = {}
+        for storage in best:
+            if wanted <= 0:
+                break
+            gap = self._last_gap_of_forward(storage)
+            assert gap is not None  # plain has no others
+            chosen[storage] = gap
+            wanted -= self.nbytes[storage]
+            if self._size(storage, plain[storage]) < self.nbytes[storage]:
+                self.coded[storage] = plain[storage]
+        return dict(sorted(chosen.items(), key=lambda item: item[1]))
+
+    def _size(self, storage: int, codec: str) -> int:
+        """Encoded, if the device can; as it is, if not."""
+        return self.problem.form_bytes(storage, codec) if can_code(self.problem, codec, storage) else self.nbytes[storage]
+
+    def _write_seconds(self, storages: Iterable[int]) -> float:
+        return sum(self.problem.machine.copy_seconds(self._size(s, self.coded.get(s, "")), self.device, self.tier) for s in storages)
+
     def _by_op(self, issue_order: Sequence[int]) -> dict[int, list[int]]:
         rank = {storage: at for at, storage in enumerate(issue_order)}
         issue: dict[int, list[int]] = {}
@@ -214,7 +261,16 @@ class _Run:
         return Schedule(tuple(self.steps), self.home, self.addresses)
 
     def _send(self, storage: int) -> None:
-        end = self._do(Copy(storage, self.device, self.tier))
+        codec = self.coded.get(storage, "")
+        room = self.heap.take_high(self._size(storage, codec)) if codec else None
+        if room is None:
+            self.coded.pop(storage, None)  # no room to encode it in: it goes as it is
+            end = self._do(Copy(storage, self.device, self.tier))
+        else:
+            self.encoded[storage] = room
+            self._do(Copy(storage, self.device, self.device, dst_form=codec), {storage: room})
+            self._free(storage, self.device)
+            end = self._do(Copy(storage, self.device, self.tier, src_form=codec, dst_form=codec))
         heapq.heappush(self.leaving, (end, len(self.steps), storage))
 
     def _let_go(self, until: float) -> None:
@@ -225,7 +281,9 @@ class _Run:
     def _let_next_go(self, *, join: bool = False) -> None:
         end, _, storage = heapq.heappop(self.leaving)
         self.now = max(self.now, end)
-        if storage in self.overwritten:
+        if storage in self.encoded:
+            self._drop_encoded(storage, join=join)
+        elif storage in self.overwritten:
             self._free(storage, self.tier)
             self.overwritten.discard(storage)
         else:
@@ -241,18 +299,23 @@ class _Run:
         if storage in self.offset:
             self.now = max(self.now, self.ready.pop(storage, 0.0))
         else:
-            offset = self._wait_for_room(storage)
-            if self.clock.held(storage, self.tier):
+            if storage in self.coded and storage not in self.encoded and self._is_out(storage):
+                self._fetch_encoded(storage, self._wait_for_room(storage, self._size(storage, self.coded[storage])))
+            offset = self._wait_for_room(storage, self.nbytes[storage])
+            if storage in self.encoded:
+                self.now = max(self.now, self._do(Copy(storage, self.device, self.device, src_form=self.coded[storage]), {storage: offset}))
+                self._drop_encoded(storage)
+            elif self._is_out(storage):
                 self._fetch(storage, offset)
                 self.now = max(self.now, self.ready.pop(storage))
             self.offset[storage] = offset
         self._let_go(until=self.now)
 
-    def _wait_for_room(self, storage: int) -> int:
+    def _wait_for_room(self, storage: int, nbytes: int) -> int:
         take = self.heap.take_high if storage in self.chosen else self.heap.take_low
-        while (offset := take(self.nbytes[storage])) is None:
+        while (offset := take(nbytes)) is None:
             if not self.leaving:
-                self._refuse(f"{self.graph.storages[storage].name} ({format_bytes(self.nbytes[storage])}) finds no hole, the largest has "
+                self._refuse(f"{self.graph.storages[storage].name} ({format_bytes(nbytes)}) finds no hole, the largest has "
                              f"{format_bytes(self.heap.largest_hole_bytes())}, and nothing is on its way out")  # fmt: skip
             self._let_next_go()
         return offset
@@ -289,12 +352,15 @@ class _Run:
         room = self.heap.largest_hole_bytes() - self.largest_working_bytes
         while self.to_fetch:
             storage = self.to_fetch[0]
-            if storage not in self.offset and self.clock.held(storage, self.tier):
-                size = self.heap.pages(self.nbytes[storage])
+            if storage not in self.offset and storage not in self.encoded and self._is_out(storage):
+                size = self.heap.pages(self._size(storage, self.coded.get(storage, "")))
                 if room <= size or (offset := self.heap.take_high(size)) is None:
                     return
-                self._fetch(storage, offset)
-                self.offset[storage] = offset
+                if storage in self.coded:  # decoded when it is used: the device would wait for it
+                    self._fetch_encoded(storage, offset)
+                else:
+                    self._fetch(storage, offset)
+                    self.offset[storage] = offset
                 room -= size
             self.to_fetch.popleft()
 
@@ -303,6 +369,20 @@ class _Run:
     def _fetch(self, storage: int, offset: int) -> None:
         self.ready[storage] = self._do(Copy(storage, self.tier, self.device), {storage: offset})
         self._do(Free(storage, self.tier))
+
+    def _is_out(self, storage: int) -> bool:
+        return self.clock.held(storage, held_as(self.tier, self.coded.get(storage, "")))
+
+    def _fetch_encoded(self, storage: int, offset: int) -> None:
+        codec = self.coded[storage]
+        self._do(Copy(storage, self.tier, self.device, src_form=codec, dst_form=codec), {storage: offset})
+        self._do(Free(storage, self.tier, form=codec))
+        self.encoded[storage] = offset
+
+    def _drop_encoded(self, storage: int, *, join: bool = False) -> None:
+        codec = self.coded[storage]
+        self._do(Free(storage, self.device, join, form=codec))
+        self.heap.give_back(self.encoded.pop(storage), self._size(storage, codec))
 
     def _free(self, storage: int, tier: str, *, join: bool = False) -> None:
         self._do(Free(storage, tier, join))
