@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
-from execute.states.training import adamw
+from execute.states.training import adamw, placed
 from torch import nn
 
 from tierwise.execute.host_pool import HostPool
@@ -78,3 +80,29 @@ def test_a_pool_of_that_size_is_enough_and_not_much_more_than_that(tmp_path):
             store.close()
         device.close()
         pool.close()
+
+
+def test_updates_during_backward_share_a_few_blocks_for_gradients():
+    """Eight units in host memory, whose updates are slow: three blocks for all of them, and backward waits for one to be free."""
+    away = Placement("host", "cpu", gradients="host")
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(8)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    options = {"update": "backward", "units_in_flight": 2, "threads": 1}
+    before = [p.detach().clone() for p in model.parameters()]
+    with placed(model, optimizer, {str(n): away for n in range(8)}, before_copy=lambda direction, _: time.sleep(0.003), **options) as states:
+        assert states.needs().host_bytes < States(model, optimizer, {str(n): away for n in range(8)}, states.device).needs().host_bytes
+        for _ in range(2):
+            model(torch.ones(2, 16)).sum().backward()
+            assert len(states._shelf._blocks) == 3 and sum(home.pending is not None for home in states.stored) <= 2
+            optimizer.step()
+            optimizer.zero_grad()
+    plain = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(8)))
+    for p, value in zip(plain.parameters(), before, strict=True):
+        p.data = value
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1)
+    for _ in range(2):
+        plain(torch.ones(2, 16)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert all(map(torch.equal, plain.parameters(), model.parameters()))

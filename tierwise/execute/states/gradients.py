@@ -4,6 +4,8 @@ A gradient that goes to host memory leaves as it arrives. What is left in `param
 clip_grad_norm_, clip_grad_value_, zero_grad, GradScaler and accumulation are done where the gradient is: norms were taken on the device before it
 left, factors are noted and applied by the update, sums and bounds are computed on the host, all with the bits they would have had on the
 device. Any other operation brings the gradient back to the device, where it stays until the update.
+
+clip_grad_norm_ takes norms of such tensors one by one; with foreach=True it takes them as it does of ordinary gradients, to the last bit.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,7 +23,7 @@ from torch.utils._pytree import tree_map
 from ...errors import BadInput
 from ..device import Device, Direction, bytes_of
 from ..host_pool import Block, HostPool
-from ..lanes import Event, Lane, already
+from ..lanes import Event, Lane, already, settled
 from .homes import copy_block
 from .torch_compat import no_torch_function, without_bytes
 from .units import Slot, Unit
@@ -31,26 +34,57 @@ aten = torch.ops.aten
 
 
 class HostGradients:
-    """The gradients of a unit in host memory."""
+    """The gradients of a unit in host memory, in a block of at least its size."""
 
-    def __init__(self, unit: Unit, pool: HostPool) -> None:
-        self.unit = unit
-        self._pool = pool
-        self.block: Block = pool.allocate(unit.nbytes)
-        for event in self.block.after:
-            event.wait()
-        self.block.bytes.zero_()  # also the gaps between parameters, which no gradient ever reaches
+    def __init__(self, unit: Unit, block: Block) -> None:
+        self.unit, self.block = unit, block
         self.users: list[Event] = []
+        for slot, following in pairwise([*unit.slots, None]):
+            assert slot is not None
+            self.flat[slot.stop : unit.numel if following is None else following.offset].zero_()  # gaps, which no gradient ever reaches
 
     @property
     def flat(self) -> torch.Tensor:
-        return self.block.bytes.view(self.unit.dtype)
+        return self.block.bytes[: self.unit.nbytes].view(self.unit.dtype)
 
     def span(self, slot: Slot) -> slice:
         return slice(slot.offset * self.unit.dtype.itemsize, slot.stop * self.unit.dtype.itemsize)
 
-    def free(self) -> None:
-        self._pool.free(self.block, self.users)
+
+class Shelf:
+    """Host memory for gradients: a block for each unit, or a few that units take in turn, where they are used as soon as they are complete."""
+
+    def __init__(self, pool: HostPool) -> None:
+        self._pool = pool
+        self._free: list[Block] = []
+        self._blocks: list[Block] = []
+
+    def add(self, nbytes: int, count: int = 1) -> None:
+        for _ in range(count):
+            block = self._pool.allocate(nbytes)
+            for event in block.after:
+                event.wait()
+            self._blocks.append(block)
+            self._free.append(block)
+
+    def take(self, unit: Unit) -> HostGradients | None:
+        """The smallest free block that is large enough; None if there is none."""
+        fits = [block for block in self._free if block.nbytes >= unit.nbytes]
+        if not fits:
+            return None
+        block = min(fits, key=lambda block: block.nbytes)
+        self._free.remove(block)
+        return HostGradients(unit, block)
+
+    def give(self, gradients: HostGradients) -> None:
+        for event in gradients.users:
+            settled(event).wait()
+        self._free.append(gradients.block)
+
+    def close(self) -> None:
+        for block in self._blocks:
+            self._pool.free(block)
+        self._blocks, self._free = [], []
 
 
 class Factor:
@@ -207,19 +241,38 @@ def _single(func: Any, item: torch.Tensor, rest: tuple[Any, ...], kwargs: dict[s
 
 
 def _norm(gradient: Gradient, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> torch.Tensor:
-    held = gradient.held
-    key = (ord, dtype)
-    if dim is None and not keepdim and not held.factors:
-        if key not in held.norms:
-            held.traffic.wanted_norms.add(key)  # from now on they are taken before gradients leave
-            held.norms[key] = torch.linalg.vector_norm(held.bring(), ord, dtype=dtype)
-        return held.norms[key].clone()
-    norm: torch.Tensor = torch.linalg.vector_norm(held.bring(), ord, dim, keepdim, dtype=dtype)
+    if dim is None and not keepdim:
+        return _known_norm(gradient, (_plain_norm, ord, dtype))
+    norm: torch.Tensor = torch.linalg.vector_norm(gradient.held.bring(), ord, dim, keepdim, dtype=dtype)
     return norm
 
 
 def _foreach_norm(item: torch.Tensor, ord: Any = 2, dtype: Any = None) -> torch.Tensor:
-    norm: torch.Tensor = torch.linalg.vector_norm(item, ord, dtype=dtype)
+    if isinstance(item, Gradient) and item.held.here is None:
+        return _known_norm(item, (_norm_of_list, ord, dtype))
+    return _norm_of_list(item.held.recall() if isinstance(item, Gradient) else item, ord, dtype)
+
+
+def _known_norm(gradient: Gradient, key: tuple[Any, ...]) -> torch.Tensor:
+    """A norm that was taken before the gradient left, or is taken now and from now on before gradients leave."""
+    held = gradient.held
+    if key not in held.norms or held.factors:
+        held.traffic.wanted_norms.add(key)
+        norm: torch.Tensor = key[0](held.bring(), *key[1:])
+        if held.factors:
+            return norm
+        held.norms[key] = norm
+    return held.norms[key].clone()
+
+
+def _plain_norm(tensor: torch.Tensor, ord: Any, dtype: Any) -> torch.Tensor:
+    norm: torch.Tensor = torch.linalg.vector_norm(tensor, ord, dtype=dtype)
+    return norm
+
+
+def _norm_of_list(tensor: torch.Tensor, ord: Any, dtype: Any) -> torch.Tensor:
+    """As clip_grad_norm_ takes it of ordinary gradients, which need not have the last bits of the one above; a list of one is as good as any."""
+    norm: torch.Tensor = aten._foreach_norm.Scalar([tensor], ord, dtype)[0]
     return norm
 
 
@@ -304,7 +357,7 @@ class Traffic:
 
     def __init__(self, device: Device, pool: HostPool, lane: Lane, *, leaving_bytes: int = LEAVING_BYTES) -> None:
         self.device, self.pool, self.lane = device, pool, lane
-        self.wanted_norms: set[tuple[Any, ...]] = set()
+        self.wanted_norms: set[tuple[Any, ...]] = set()  # (how to take it, its order, its type)
         self.sent_bytes = 0
         self._limit_bytes = leaving_bytes
         self._leaving: deque[tuple[Event, torch.Tensor]] = deque()
@@ -317,8 +370,8 @@ class Traffic:
         assert held.home is not None
         held.touch()
         held.there.wait()  # as in Held.bring
-        for ord, dtype in self.wanted_norms:
-            held.norms[ord, dtype] = torch.linalg.vector_norm(gradient, ord, dtype=dtype)
+        for take, *options in self.wanted_norms:
+            held.norms[take, *options] = take(gradient, *options)
         flat = held.slot.flat(gradient).view(torch.uint8)
         held.there = copy_block(self.device, Direction.OUT, held.home.block, held.home.span(held.slot), flat, after=(self.device.mark(),))
         held.home.users = [event for event in held.home.users if not event.done()] + [held.there]

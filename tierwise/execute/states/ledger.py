@@ -13,7 +13,6 @@ from ..nvme import NvmeStore
 from . import access
 from .arithmetic import Formula
 from .facade import MASTER
-from .gradients import HostGradients
 from .homes import DiskChunks, HostChunks
 from .rules import rule_of
 from .torchs import is_piecewise, state_names
@@ -36,13 +35,10 @@ class Ledger:
         return home.unit.placement.update == "device" and not isinstance(self._arithmetic, Formula)
 
     def keep(self, home: Stored, device: Device, pool: HostPool | None, store: NvmeStore | None) -> None:
-        """Make room for a unit's state and gradients, and take over what the optimizer has of them."""
+        """Make room for a unit's state, and take over what the optimizer has of it."""
         unit, place = home.unit, home.unit.placement
         if not unit.trained or self.is_native(home):
             return
-        if place.gradients == "host" or place.update == "cpu":
-            assert pool is not None
-            home.gradients = HostGradients(unit, pool)
         if place.state == "device":
             made = device.empty(max(1, home.row_count * unit.numel * home.dtype.itemsize))
             home.arrays = made[: home.row_count * unit.numel * home.dtype.itemsize].view(home.dtype).view(home.row_count, unit.numel)

@@ -13,7 +13,20 @@ from .updates import STAGING_BUFFERS, Stored, ring_bytes, staging_bytes
 SLACK_BYTES = 1 << 20  # factors of gradients, and holes between blocks
 
 
-def needs_of(stored: Sequence[Stored], by_region: Mapping[str, Sequence[Stored]], order: Sequence[str], ahead: int) -> Needs:
+def shelf_bytes(stored: Sequence[Stored], in_turn: int | None) -> list[int]:
+    """Blocks of host memory for gradients: one for each unit, or so many of the largest for all units that are updated as soon as they can be.
+    Parameters that several regions share are not: they wait for step()."""
+    wanted = [home.unit for home in stored if home.wants_gradients and home.unit.numel]
+    if in_turn is None:
+        return [unit.nbytes for unit in wanted]
+    alone = [unit.nbytes for unit in wanted if len(unit.regions) > 1]
+    others = [unit.nbytes for unit in wanted if len(unit.regions) == 1]
+    return alone + sorted(others, reverse=True)[:1] * min(in_turn, len(others))
+
+
+def needs_of(
+    stored: Sequence[Stored], by_region: Mapping[str, Sequence[Stored]], order: Sequence[str], ahead: int, gradient_blocks: Sequence[int]
+) -> Needs:
     """`order` is the one in which regions run; so many regions `ahead` their parameters come."""
     device = host = parameters = disk = written = 0
     for home in stored:
@@ -31,12 +44,11 @@ def needs_of(stored: Sequence[Stored], by_region: Mapping[str, Sequence[Stored]]
             if place.parameters == "nvme":
                 disk += round_up(count * unit.dtype.itemsize, PAGE_BYTES)
                 written += round_up(count * unit.dtype.itemsize, PAGE_BYTES) * unit.trained
-        if unit.trained and (place.gradients == "host" or place.update == "cpu"):
-            host += round_up(unit.nbytes, ALIGNMENT)
         if place.parameters == "host":
             parameters += round_up(unit.nbytes, PAGE_BYTES)
         elif place.parameters == "nvme" and (place.update == "device" or not unit.trained):
             host += 2 * round_up(min(unit.chunk_elements, unit.numel) * unit.dtype.itemsize, PAGE_BYTES)
+    host += sum(round_up(nbytes, ALIGNMENT) for nbytes in gradient_blocks)
     host += sum(count * round_up(nbytes, PAGE_BYTES) for nbytes, count in ring_bytes(stored).values())
     largest = [slot.numel * home.unit.dtype.itemsize for home in stored if home.unit.placement.gradients == "host" for slot in home.unit.slots]
     host += 2 * round_up(max(largest, default=0), ALIGNMENT)  # gradients of another batch, on their way to be added

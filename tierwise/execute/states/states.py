@@ -31,12 +31,12 @@ from .arithmetic import Arithmetic, Formula, Torchs
 from .checkpoint import Checkpoints
 from .driver import Driver
 from .facade import Facade
-from .gradients import Gradient, Traffic
+from .gradients import Gradient, Shelf, Traffic
 from .guards import unguard
 from .homes import DiskChunks, HostFlat, Ring, chunk_bytes
 from .ledger import Ledger, stored_of
 from .moving import Moving
-from .needs import needs_of
+from .needs import needs_of, shelf_bytes
 from .parameters import Residence
 from .passes import Passes
 from .placement import ON_DEVICE, Needs, Placement
@@ -52,8 +52,13 @@ _log = logging.getLogger("tierwise")
 
 
 class States:
-    """`placements` by module path; parameters of no path stay on the device. `source` has values for parameters by name, such as a checkpoint
-    that is mapped into memory; `ahead` is how many regions' parameters come before they are needed; `threads` are the host's for updates."""
+    """`placements` by module path; parameters of no path stay on the device.
+
+    source           values for parameters by name, such as a checkpoint that is mapped into memory
+    ahead            how many regions' parameters come before they are needed
+    units_in_flight  with update="backward", how many units may hold gradients for their update at once: backward waits for slower updates
+    threads          of the host, for updates
+    """
 
     def __init__(
         self,
@@ -66,6 +71,7 @@ class States:
         masters: str | None = None,
         source: Mapping[str, torch.Tensor] | None = None,
         ahead: int = 1,
+        units_in_flight: int = 4,
         threads: int | None = None,
         compiled: bool = True,
         stream_chunk_elements: int = STREAM_CHUNK_ELEMENTS,
@@ -77,6 +83,7 @@ class States:
             raise BadInput(f"masters is {masters!r}; it is 'fp32', or None for the user's own types")
         self.model, self.optimizer, self.device = model, optimizer, device
         self.update, self.masters, self.ahead = update, masters, ahead
+        self.units_in_flight = max(1, units_in_flight) if update == "backward" else len(list(model.parameters()))
         self.steps = 0
         sizes = {"stream_chunk_elements": stream_chunk_elements, "cpu_chunk_elements": cpu_chunk_elements}
         self.stored = [stored_of(unit, optimizer, masters) for unit in units_of(model, optimizer, placements, **sizes)]
@@ -97,6 +104,7 @@ class States:
         self._ledger: Ledger | None = None
         self._moving: Moving | None = None
         self._traffic: Traffic | None = None
+        self._shelf: Shelf | None = None
         self._stepping: Stepping | None = None
         self._bring: Lane | None = None
 
@@ -104,7 +112,7 @@ class States:
 
     def needs(self) -> Needs:
         """What all of this will take; ask before the pool and the store are made."""
-        return needs_of(self.stored, self._by_region, self.residency.order, self.ahead)
+        return needs_of(self.stored, self._by_region, self.residency.order, self.ahead, shelf_bytes(self.stored, self._blocks_in_turn()))
 
     def install(self, *, pool: HostPool | None = None, store: NvmeStore | None = None, drive: bool = True) -> None:
         """Take everything to its home. With `drive`, hooks on the modules say when regions run; otherwise whoever runs them says it."""
@@ -114,11 +122,14 @@ class States:
         try:
             if pool is not None:
                 self._traffic = Traffic(self.device, pool, self._updates.host_lane)
+                self._shelf = Shelf(pool)
+                for nbytes in shelf_bytes(self.stored, self._blocks_in_turn()):
+                    self._shelf.add(nbytes)
             if self.optimizer is not None:
                 self._ledger = Ledger(self.optimizer, self._updates, self._weights)
                 self._stepping = Stepping(
-                    self.optimizer, self.device, self._updates, self._ledger, self._traffic, self.residency.residences,
-                    during_backward=self.update == "backward",
+                    self.optimizer, self.device, self._updates, self._ledger, self._traffic, self._shelf, self.residency.residences,
+                    during_backward=self.update == "backward", units_in_flight=self.units_in_flight,
                 )  # fmt: skip
             with torch.no_grad():
                 self._settle_in()
@@ -324,6 +335,10 @@ class States:
         if self._traffic is not None:
             self._traffic.release()
 
+    def _blocks_in_turn(self) -> int | None:
+        """How many units share host memory for gradients; None: each has its own, since it keeps them from backward to step()."""
+        return self.units_in_flight + 1 if self.update == "backward" else None
+
     def _arithmetic(self) -> Arithmetic:
         if self.optimizer is None:
             return Nothing()
@@ -444,15 +459,17 @@ class States:
         self.device.synchronize()
         for home in self.stored:
             unguard(slot.parameter for slot in home.unit.slots)
-            for kept in (home.chunks, home.gradients, home.parameters):
+            for kept in (home.chunks, home.parameters):
                 if kept is not None:
                     kept.free()
             home.chunks = home.gradients = home.parameters = home.arrays = None
             home.held.clear()
         self.residency.residences.clear()
+        if self._shelf is not None:
+            self._shelf.close()
         if self._passes is not None:
             self._passes.close()
-        self._updates = self._ledger = self._moving = self._traffic = self._stepping = self._bring = self._passes = None
+        self._updates = self._ledger = self._moving = self._traffic = self._shelf = self._stepping = self._bring = self._passes = None
 
 
 class Nothing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.autograd.graph import increment_version
 from ...errors import BadInput, TierwiseError
 from ..device import Device
 from ..lanes import Event
-from .gradients import Gradient, Held, Traffic
+from .gradients import Gradient, Held, Shelf, Traffic
 from .guards import guard, unguard
 from .ledger import Ledger
 from .parameters import Residence
@@ -32,13 +33,17 @@ class Stepping:
         updates: Updates,
         ledger: Ledger,
         traffic: Traffic | None,
+        shelf: Shelf | None,
         residences: Mapping[Stored, Residence],
         *,
         during_backward: bool,
+        units_in_flight: int,
     ) -> None:
         self.broken: TierwiseError | None = None  # an update failed: parameters and state do not belong together any more
         self._optimizer, self._device, self._updates, self._ledger, self._traffic = optimizer, device, updates, ledger, traffic
         self._residences, self._during_backward = residences, during_backward
+        self._shelf, self._units_in_flight = shelf, units_in_flight
+        self._in_flight: deque[Stored] = deque()  # updates that hold gradients, the oldest first
         self._versions: dict[Slot, int] = {}
 
     def know(self, home: Stored) -> None:
@@ -62,7 +67,8 @@ class Stepping:
         home.arrived.add(slot)
         if home.unit.placement.gradients == "host" and not isinstance(gradient, Gradient):
             self.finish(home)
-            self._send_home(home, slot, gradient.detach())
+            if self._shelve(home, wait=True):
+                self._send_home(home, slot, gradient.detach())
         if self._during_backward and len(home.unit.regions) == 1:
             wanted = [other for other in home.unit.slots if other.parameter.requires_grad]
             if all(has_gradient(other.parameter) for other in wanted):
@@ -93,12 +99,18 @@ class Stepping:
         if home.pending is not None and residence is None:
             guard((slot.parameter for slot in home.unit.slots), lambda _: self.finish(home))
         self._spend(home, slots, home.pending)
+        if home.pending is not None:
+            self._in_flight.append(home)
+            while self._during_backward and len(self._in_flight) > self._units_in_flight:
+                self.finish(self._in_flight[0])  # gradients come faster than they are used: they would pile up
 
     def finish(self, home: Stored) -> None:
         """Compute that comes from now on comes after the unit's update."""
         pending, home.pending = home.pending, None
         if pending is None:
             return
+        if home in self._in_flight:
+            self._in_flight.remove(home)
         assert pending.signal is not None
         try:
             self._device.wait(pending.signal)
@@ -110,9 +122,8 @@ class Stepping:
             if home not in self._residences:
                 unguard(slot.parameter for slot in home.unit.slots)
             pending.keep.clear()
-
-    def settling(self, home: Stored) -> Any:
-        return None if home.pending is None else home.pending.signal
+            if self._during_backward:
+                self._unshelve(home)
 
     # -- one update -----------------------------------------------------------------------------------------------------------------------
 
@@ -122,7 +133,7 @@ class Stepping:
         arrivals: list[Event] = []
         for slot in slots:
             slot.steps += 1
-            if home.gradients is not None:
+            if home.wants_gradients:
                 held = self._at_home(home, slot)
                 factors[slot] = held.settle_factors()
                 arrivals.append(held.there)
@@ -145,7 +156,7 @@ class Stepping:
             if key not in settled:
                 settled[key] = arithmetic.settle(*key)
             run = Run(slice(slot.offset, slot.stop), settled[key], factors.get(slot))
-            joins = arithmetic.masters and home.gradients is not None and before is not None and followers.get(before) is slot
+            joins = arithmetic.masters and home.wants_gradients and before is not None and followers.get(before) is slot
             if joins and runs[-1].settled is run.settled and runs[-1].factor is run.factor:
                 run = Run(slice(runs.pop().span.start, slot.stop), run.settled, run.factor)
             runs.append(run)
@@ -157,12 +168,34 @@ class Stepping:
         gradient = slot.parameter.grad
         assert self._traffic is not None and gradient is not None
         if not isinstance(gradient, Gradient):
+            self._shelve(home, wait=True, must=True)
             return self._send_home(home, slot, gradient)
         held = gradient.held
         if held.here is not None:
             here, held.here = held.here, None
             self._traffic.send(held, here)
         return held
+
+    def _shelve(self, home: Stored, *, wait: bool, must: bool = False) -> bool:
+        """Host memory for a unit's gradients. Where a few blocks are used in turn, whoever holds one longest is waited for."""
+        assert self._shelf is not None
+        while home.gradients is None:
+            home.gradients = self._shelf.take(home.unit)
+            if home.gradients is None:
+                holders = [other for other in self._in_flight if other.gradients is not None]
+                if holders and wait:
+                    self.finish(holders[0])
+                elif must:
+                    self._shelf.add(home.unit.nbytes)  # others hold gradients that are not complete: there is no order to wait for
+                else:
+                    return False
+        return True
+
+    def _unshelve(self, home: Stored) -> None:
+        if home.gradients is not None and self._shelf is not None and not any(has_gradient(slot.parameter) for slot in home.unit.slots):
+            gradients, home.gradients = home.gradients, None
+            home.held.clear()
+            self._shelf.give(gradients)
 
     def _send_home(self, home: Stored, slot: Slot, gradient: torch.Tensor) -> Held:
         assert self._traffic is not None

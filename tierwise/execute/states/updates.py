@@ -39,7 +39,7 @@ class Stored:
     has_master: bool = False  # the first row holds the weights, the parameter is made from them
     chunks: ChunkHome | None = None  # its state, in host memory or on disk
     arrays: torch.Tensor | None = None  # its state, on the device
-    gradients: HostGradients | None = None
+    gradients: HostGradients | None = None  # in host memory, if they go there; taken from a shelf when the first one arrives
     parameters: HostFlat | DiskChunks | None = None  # where they live if not on the device
     held: dict[Slot, Held] = field(default_factory=dict)
     arrived: set[Slot] = field(default_factory=set)
@@ -48,6 +48,11 @@ class Stored:
     @property
     def states(self) -> tuple[str, ...]:
         return self.names[1:] if self.has_master else self.names
+
+    @property
+    def wants_gradients(self) -> bool:
+        """Whether its gradients are in host memory when it is updated."""
+        return self.unit.trained and (self.unit.placement.gradients == "host" or self.unit.placement.update == "cpu")
 
     @property
     def row_count(self) -> int:
@@ -275,7 +280,8 @@ class Updates:
                 self.device, Direction.IN, home.chunks.block(index), home.chunks.span(index), layout.state_bytes,
                 after=(self.staging.free[number], *after),
             )  # fmt: skip
-            if home.gradients is not None:
+            if home.wants_gradients:
+                assert home.gradients is not None
                 size = home.unit.dtype.itemsize
                 span = slice(chunk.start * size, chunk.stop * size)
                 come = copy_block(self.device, Direction.IN, home.gradients.block, span, layout.gradient_bytes, after=(come,))
@@ -311,7 +317,7 @@ class Updates:
                 here = slice(piece.start - chunk.start, piece.stop - chunk.start)
                 in_slot = slice(piece.start - slot.offset, piece.stop - slot.offset)
                 target = layout.parameter[here] if home.parameters is not None else job.targets[slot][in_slot]
-                gradient = layout.gradient[here] if home.gradients is not None else job.gradients[slot][in_slot]
+                gradient = layout.gradient[here] if home.wants_gradients else job.gradients[slot][in_slot]
                 weights, out = (arrays[0, here], target) if home.has_master else (target, None)
                 self.arithmetic.run(run.settled, weights, gradient, [row[here] for row in rows], out, _number(run.factor))
 
@@ -343,7 +349,7 @@ class _Staged:
         count = chunk.stop - chunk.start
         narrow = count * home.unit.dtype.itemsize
         cuts = [0, home.row_count * count * home.dtype.itemsize]
-        cuts += [cuts[-1] + narrow * (home.gradients is not None)]
+        cuts += [cuts[-1] + narrow * home.wants_gradients]
         cuts += [cuts[-1] + narrow * (home.parameters is not None)]
         self.state_bytes, self.gradient_bytes, self.parameter_bytes = (buffer[low:high] for low, high in pairwise(cuts))
         self.state = self.state_bytes.view(home.dtype).view(home.row_count, count)
