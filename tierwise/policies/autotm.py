@@ -64,13 +64,14 @@ def plan(
     if mode == "static":
         raise InfeasibleBudget(f"without moves the step needs {format_bytes(kept)}", least_bytes=kept)
     deadline = time.monotonic() + time_limit_seconds
+    everything_away = _everything_away(problem, tier)
     why = ""
     for beside in (True, False) if mode == "asynchronous" else (False,):
         try:
             return _solved(problem, max_nodes if beside else FINER * max_nodes, tier, deadline, relative_gap, beside=beside, defrag=defrag)
         except _NoSolution as error:
             why += f"{error}; "
-    return _everything_away(problem, tier, why)
+    return replace(everything_away, notes=(f"{why}everything idle is moved, and ops wait for it",))
 
 
 class _NoSolution(Exception):
@@ -108,8 +109,8 @@ def _staging_bytes(problem: Problem, tier: str) -> int:
     return sum(link.staging_bytes for link in (machine.link(device, tier), machine.link(tier, device)) if link.staging_tier == device)
 
 
-def _everything_away(problem: Problem, tier: str, why: str) -> Schedule:
-    """All that is idle leaves at once and comes back on demand."""
+def _everything_away(problem: Problem, tier: str) -> Schedule:
+    """All that is idle leaves at once and comes back on demand: nothing needs less."""
     swaps = [
         Swap(gap.storage, tier, gap.start + 1, gap.start + 1, gap.end - len(problem.graph.ops) if gap.wraps else gap.end, wraps=gap.wraps)
         for gap in gaps(problem)
@@ -118,7 +119,7 @@ def _everything_away(problem: Problem, tier: str, why: str) -> Schedule:
     needed = device_peak(problem, schedule)
     if needed > problem.budget_bytes:
         raise InfeasibleBudget(f"with everything idle in {tier} the step still needs {format_bytes(needed)}", least_bytes=needed)
-    return replace(schedule, notes=(f"{why}everything idle is moved, and ops wait for it",))
+    return schedule
 
 
 # -- the program ------------------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ import numpy as np
 from ..errors import BadInput, InfeasibleBudget
 from ..ir import Problem, Role, Schedule
 from ..simulate import simulate
-from ..units import format_seconds
+from ..units import format_bytes, format_seconds
 from ._buckets import Buckets
 from ._fit import device_peak
 from ._gaps import Gap, build
@@ -51,14 +51,13 @@ def plan(problem: Problem, *, rounds: int = 3, samples: int = 4, time_limit_seco
     everything = build(problem)
     if device_peak(problem, everything) <= problem.budget_bytes:
         return everything
+    least = least_on_demand(problem)
+    if least > problem.budget_bytes:
+        raise InfeasibleBudget(f"the largest op needs {format_bytes(least)}", least_bytes=least)
     deadline = time.monotonic() + time_limit_seconds
     heat = _Heat(problem)
     middle, spread = np.full(len(TRAITS), START), SPREAD
-    try:
-        tried = [(*heat.attempt(middle), middle)]
-    except InfeasibleBudget as error:
-        least = least_on_demand(problem)
-        raise InfeasibleBudget(str(error), least_bytes=least if least > problem.budget_bytes else None) from None
+    tried = [(*heat.attempt(middle), middle)]
     first_seconds, dice = tried[0][0], random.Random(seed)
     for _ in range(rounds):
         for _ in range(samples):

@@ -24,6 +24,7 @@ import numpy as np
 from ..errors import InfeasibleBudget
 from ..ir import Graph, Op, Problem, Role, Schedule
 from ..simulate import simulate
+from ..units import format_bytes
 from ._fit import device_peak
 from ._gaps import build
 from ._moves import Move, carry_out
@@ -41,16 +42,15 @@ def plan(problem: Problem, *, interval: int | None = None, trials: int = 3) -> S
     everything = build(problem)
     if device_peak(problem, everything) <= problem.budget_bytes:
         return everything
+    least = least_on_demand(problem)
+    if least > problem.budget_bytes:
+        raise InfeasibleBudget(f"the largest op needs {format_bytes(least)}", least_bytes=least)
     layers = layers_of(problem.graph)
     lengths = range(1, min(LONGEST, len(layers)) + 1) if interval is None else [max(1, interval)]
     walks = [_Walk(problem, layers, length) for length in lengths]
     # First those whose tensors fit, then whoever is exposed least; of equals the shortest interval.
     ranked = sorted(walks, key=lambda walk: (not walk.fits, walk.exposed_seconds, walk.length))
-    try:
-        tried = [carry_out(problem, walk.moves, home=walk.homes) for walk in ranked[: max(1, trials)]]
-    except InfeasibleBudget as error:
-        least = least_on_demand(problem)
-        raise InfeasibleBudget(str(error), least_bytes=least if least > problem.budget_bytes else None) from None
+    tried = [carry_out(problem, walk.moves, home=walk.homes) for walk in ranked[: max(1, trials)]]
     return min(tried, key=lambda schedule: simulate(problem, schedule).seconds) if len(tried) > 1 else tried[0]
 
 
