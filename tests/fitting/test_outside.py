@@ -14,20 +14,20 @@ from tierwise.lower import image
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
 
     def forward(self, x):
         return x + self.down(torch.relu(self.up(x)))
 
 
 class Net(nn.Module):
-    """A stem of bare functions, whose results are much larger than what the blocks save."""
+    """A stem of bare functions, whose results are larger than what a block saves."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Parameter(torch.randn(16, 256) * 0.1)
-        self.back = nn.Parameter(torch.randn(256, 16) * 0.1)
-        self.blocks = nn.ModuleList(Block() for _ in range(6))
+        self.stem = nn.Parameter(torch.randn(16, 128) * 0.1)
+        self.back = nn.Parameter(torch.randn(128, 16) * 0.1)
+        self.blocks = nn.ModuleList(Block() for _ in range(12))
 
     def forward(self, x, y):
         x = torch.tanh(torch.sigmoid(x @ self.stem).square()) @ self.back
@@ -55,8 +55,9 @@ def small_is_large(monkeypatch):
 
 def under(model, share):
     """The model trained within a share of what keeping everything takes; its plan, what it saw, and how much it sent."""
-    for budget in ("1GiB", None):
-        fit(model, budget=budget or int(share * whole), compile=False)
+    whole = 1 << 30
+    for part in (1.0, share):
+        fit(model, budget=int(part * whole), compile=False)
         try:
             seen = trained(model)
             plan, sent = plan_of(model), fitted_of(model).session.copies.counts().sent_bytes
@@ -72,13 +73,13 @@ def test_they_leave_and_come_back_bit_for_bit(small_is_large):
     model = Net()
     model.load_state_dict(untouched.state_dict())
     expected = trained(untouched)
-    plan, seen, sent = under(model, 0.85)
+    plan, seen, sent = under(model, 0.9)
     assert plan.program.outside, plan.summary()
     assert all(map(torch.equal, expected, seen))
-    assert sent >= 3 * 64 * 256 * 4  # at least one of the stem's tensors in each step
+    assert sent >= 3 * 64 * 128 * 4  # at least one of the stem's tensors in each step
 
 
 def test_small_ones_stay():
     torch.manual_seed(0)
-    plan, _, _ = under(Net(), 0.85)
+    plan, _, _ = under(Net(), 0.9)
     assert not plan.program.outside

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import OutOfHostMemory, StorageFull
 from ..ir import INPUTS, CallPlan
-from ..ir.program import MIN_SENT_BYTES
+from ..ir.program import EVERYTHING, MIN_OUTSIDE_BYTES, MIN_SENT_BYTES
 from .copies import Copies, Pending, Ticket
 from .layout import copyable
 from .recording import Recording
@@ -151,6 +151,31 @@ class RegionRun:
                 yield name, saved
 
 
+class OutsideRun(RegionRun):
+    """What ops between two calls of regions save; it leaves when the next call begins."""
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.nbytes() < MIN_OUTSIDE_BYTES or not copyable(tensor) or id(storage) in self._pass.lasting or id(storage) in self._pass.given:
+            return tensor
+        saved = OutsideSaved(tensor, self)
+        self._saved.append(weakref.ref(saved))
+        return saved
+
+    def _chosen(self, waiting: Sequence[Saved], inputs: Any, outputs: Any) -> Iterator[tuple[str, Saved]]:
+        yield from ((EVERYTHING, saved) for saved in waiting)
+
+
+class OutsideSaved(Saved):
+    """It knows whose it is, since the hooks outside of regions are the same for all of them."""
+
+    __slots__ = ("run",)
+
+    def __init__(self, tensor: torch.Tensor, run: OutsideRun) -> None:
+        super().__init__(tensor)
+        self.run = run
+
+
 class Pass:
     """One forward of the model, from the call of the root to its return, and whatever backward comes of it."""
 
@@ -161,10 +186,15 @@ class Pass:
         trouble: Trouble,
         *,
         lasting: Collection[int] = frozenset(),
+        given: Collection[int] = frozenset(),
         recording: Recording | None = None,
     ) -> None:
         self.copies, self.trouble, self.recording = copies, trouble, recording
         self.lasting = lasting  # storages that stay whatever becomes of the step, by id
+        self.given = given  # storages of the batch, which the loop holds anyway
+        self.sends_outside = any(not module for module, _ in plans)
+        self._outside: dict[int, weakref.ref[OutsideRun]] = {}  # by how many calls came before
+        self._planned_calls = sum(bool(module) for module, _ in plans)
         self.moves = any(plan.call.sent for plan in plans.values())
         self._plans = plans
         self._runs: list[weakref.ref[RegionRun]] = []  # autograd's nodes hold them
@@ -181,6 +211,7 @@ class Pass:
         plan = self._plans.get((module, times - 1))
         if plan is None:
             return None
+        self._send_outside()
         run = RegionRun(self, module, len(self._runs), plan)
         self._runs.append(weakref.ref(run))
         return run
@@ -189,8 +220,29 @@ class Pass:
         tickets = run.send(inputs, outputs, self.recording)
         if tickets:
             self._leaving.append((run.place + run.plan.call.release, tickets))
-        while self._leaving and (self._leaving[0][0] <= run.place or run.place + 1 >= len(self._plans)):
+        while self._leaving and (self._leaving[0][0] <= run.place or run.place + 1 >= self._planned_calls):
             self.copies.release_sent(self._leaving.popleft()[1])
+
+    def pack_outside(self, tensor: torch.Tensor) -> Any:
+        """Ops outside of regions save a tensor."""
+        gap = len(self._runs)
+        plan = self._plans.get(("", gap))
+        if plan is None or gap >= self._planned_calls:
+            return tensor
+        run = self._outside[gap]() if gap in self._outside else None
+        if run is None:
+            run = OutsideRun(self, "an op outside of regions", gap, plan)
+            self._outside[gap] = weakref.ref(run)
+        return run.pack(tensor)
+
+    def unpack_outside(self, saved: Any) -> torch.Tensor:
+        return saved if isinstance(saved, torch.Tensor) else saved.run.unpack(saved)
+
+    def _send_outside(self) -> None:
+        gap = len(self._runs)
+        run = self._outside[gap]() if gap in self._outside else None
+        if run is not None and (tickets := run.send((), (), self.recording)):
+            self._leaving.append((gap + run.plan.call.release - 1, tickets))
 
     def over(self) -> None:
         """The forward has returned: nothing that left is still held here."""

@@ -135,13 +135,13 @@ class Session(Trouble):
         if plans is None or self.copies is None:
             return self._root.plain(self.model, *args, **kwargs)
         self.passes += 1
-        return self.run_pass(PlannedPass(self, plans), args, kwargs)
+        return self.run_pass(PlannedPass(self, plans, (args, kwargs)), args, kwargs)
 
     def run_pass(self, runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One forward of the model in which regions run as `runner` has them run."""
         self._current = runner
         try:
-            with self.device.accounting():
+            with self.device.accounting(), _hooks_outside(runner):
                 out = self._root.plain(self.model, *args, **kwargs)
         except BaseException as error:
             runner.abandon()
@@ -157,7 +157,7 @@ class Session(Trouble):
     def run_region(self, region: RegionForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._current is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return region.plain(region.module, *args, **kwargs)
-        if others_hold_saved_tensors():
+        if others_hold_saved_tensors(ours=self._current.pack_outside if isinstance(self._current, Pass) else None):
             self.say(f"{region.name} is called within torch.utils.checkpoint or other hooks on saved tensors, so it runs as it is, not as planned")
             return region.plain(region.module, *args, **kwargs)
         return self._current.run(region, args, kwargs)
@@ -188,13 +188,21 @@ class Session(Trouble):
         ) from error
 
 
+def _hooks_outside(runner: Runner) -> contextlib.AbstractContextManager[Any]:
+    """Where a plan sends what ops outside of regions save, they are watched too."""
+    if isinstance(runner, Pass) and runner.sends_outside:
+        return saved_tensors_hooks(runner.pack_outside, runner.unpack_outside)
+    return contextlib.nullcontext()
+
+
 class PlannedPass(Pass):
     """Regions run as planned; one that finds the device full runs a second time after what can be freed was freed."""
 
-    def __init__(self, session: Session, plans: Plans) -> None:
+    def __init__(self, session: Session, plans: Plans, batch: Any = ()) -> None:
         assert session.copies is not None
         lasting = {id(tensor.untyped_storage()) for tensor in (*session.model.parameters(), *session.model.buffers())}
-        super().__init__(session.copies, plans, session, lasting=lasting, recording=session.recording)
+        given = {id(tensor.untyped_storage()) for tensor in _tensors(batch)}
+        super().__init__(session.copies, plans, session, lasting=lasting, given=given, recording=session.recording)
         self._session = session
         session.last = self
 

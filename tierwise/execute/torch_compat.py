@@ -39,9 +39,10 @@ def _is_of_torch(hook: Any) -> bool:
     return str(home).split(".")[0] == "torch"
 
 
-def others_hold_saved_tensors() -> bool:
-    """Whether somebody else has hooks on saved tensors here: torch.utils.checkpoint, save_on_cpu."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+def others_hold_saved_tensors(ours: Any = None) -> bool:
+    """Whether somebody else has hooks on saved tensors here: torch.utils.checkpoint, save_on_cpu. `ours` is the hook we put there ourselves."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return hooks is not None and (ours is None or hooks[0] != ours)
 
 
 def within_backward(outputs: Iterable[torch.Tensor], mode: Callable[[], TorchDispatchMode | None]) -> None:

@@ -20,7 +20,7 @@ from ..execute.below import Below, bounce_bytes
 from ..execute.device import Device
 from ..execute.passes import RegionPlan
 from ..execute.session import Plans, Session
-from ..ir import Machine, Timeline, check_schedule, peak_bytes
+from ..ir import Machine, Program, Timeline, check_schedule, peak_bytes
 from ..ir.program import MIN_SENT_BYTES
 from ..lower import Image, image, keep_everything, with_budget
 from ..regions.compiled import CompiledOption
@@ -245,7 +245,7 @@ class Fitted:
             image=made,
             predicted=simulate(made.problem, made.schedule),
             held_bytes=peak_bytes(made.problem, made.schedule),
-            plans=_region_plans(prepared, program.calls),
+            plans=_region_plans(prepared, program),
             budget_bytes=self.settings.budget_bytes,
             aside_bytes=aside,
             keep_all_seconds=kept_time.seconds,
@@ -278,8 +278,9 @@ class Fitted:
         return key_of(self._modules, self._parameters, self.device.torch_device.type, args, kwargs)
 
 
-def _region_plans(prepared: PreparedMenu, calls: Mapping[int, Any]) -> dict[tuple[str, int], RegionPlan]:
-    graph = prepared.menu.problem.graph
+def _region_plans(prepared: PreparedMenu, program: Program) -> dict[tuple[str, int], RegionPlan]:
+    """By module and how many times it was called before; what is outside of regions under no module's name."""
+    graph, calls = prepared.menu.problem.graph, program.calls
     times: dict[str, int] = {}
     found: dict[tuple[str, int], RegionPlan] = {}
     for call in graph.calls:
@@ -291,7 +292,11 @@ def _region_plans(prepared: PreparedMenu, calls: Mapping[int, Any]) -> dict[tupl
         saved = prepared.menu.choice(call.id, plan.choice).saved
         sends_all = bool(plan.sent) and all(value.name in plan.sent for value in saved if value.nbytes >= MIN_SENT_BYTES)
         found[call.module, time] = RegionPlan(code.code[plan.choice], plan, tuple(value.name for value in saved), call.id, sends_all)
-    return found
+    return found | {("", gap): RegionPlan(_nothing, plan) for gap, plan in program.outside.items()}
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """What is outside of regions is the model's own code."""
 
 
 def _kept(prepared: PreparedMenu, calls: Collection[int]) -> dict[str, CompiledOption]:

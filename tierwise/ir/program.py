@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from .problem import Problem
 
 INPUTS = "inputs"  # in CallPlan.sent: what the region was given and backward reads
+EVERYTHING = "*"  # in CallPlan.sent, outside of regions: whatever is saved there and large enough
+MIN_OUTSIDE_BYTES = 1 << 20  # of a tensor saved outside of regions: below that, copies do not reach the link's rate
 MIN_SENT_BYTES = 1 << 12  # smaller values, seeds and the like, are not sent: they cost a copy and give back nothing
 
 
@@ -72,3 +74,4 @@ class Program:
     calls: Mapping[int, CallPlan]  # by region call; those left out run as they are
     policy: str = ""
     words: tuple[str, ...] = field(default=())  # what was decided, for people
+    outside: Mapping[int, CallPlan] = field(default_factory=dict)  # by how many planned calls come before: what ops outside of regions save is sent

@@ -14,12 +14,14 @@ from itertools import pairwise
 
 from ..errors import InfeasibleBudget, InvalidSchedule
 from ..ir import INPUTS, CallPlan, Choice, Copy, Graph, Menu, Program, Role, check_schedule, peak_bytes
+from ..ir.program import EVERYTHING
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
-from .image import image
+from .image import image, outside_storages
 
 DISTANCES = ((1, 1), (2, 1), (2, 2), (4, 2))  # (release, fetch) to try, in calls
 AS_FAST = 1.001  # programs so close are equals: of these the one that moves the fewest bytes
+WORTH_SENDING = 200  # of the budget, the part above which tensors outside of regions are sent
 TRIALS = 9  # numbers of sending calls to try between none and all, then again around the best
 
 
@@ -126,6 +128,10 @@ class _Search:
             for call in sorted(coarse.forward, key=coarse.forward.__getitem__)
             if call in coarse.backward
         ]
+        inside = [call.id for call in self.calls]
+        self.outside = {  # bytes, and the ops after which they may leave, by how many calls come before
+            gap: sum(graph.storages[storage].nbytes for storage in outside_storages(graph, coarse, inside, gap)) for gap in range(len(inside))
+        }
         self.always = [plan for plan in base.calls.items() if plan[0] not in {call.id for call in self.calls}]
         held = list(graph.live_bytes)
         for call in self.calls:
@@ -194,7 +200,19 @@ class _Search:
                 return None
             room[tier] -= nbytes
             calls[call.id] = CallPlan(choice.name, sent, tier, release, fetch)
-        return Program(calls, "auto")
+        outside = {}
+        for gap, nbytes in self._sent_outside(senders):
+            tier = next((tier for tier in self.tiers if room[tier] >= nbytes), None)
+            if tier is None:
+                return None
+            room[tier] -= nbytes
+            outside[gap] = CallPlan("", (EVERYTHING,), tier, release, fetch)
+        return Program(calls, "auto", outside=outside)
+
+    def _sent_outside(self, senders: set[int]) -> list[tuple[int, int]]:
+        """What ops outside of regions save goes with the calls behind them, where it is too much to ignore."""
+        least = self.budget_bytes // WORTH_SENDING
+        return [(gap, nbytes) for gap, nbytes in self.outside.items() if nbytes > least and self.calls[gap].id in senders]
 
     def _downward(self, calls: Sequence[_Call]) -> list[int]:
         """Calls, each to go one level down its hull, in the order of what a byte costs; of equals the first of the step first."""
@@ -232,6 +250,12 @@ class _Search:
                 if gone < back:
                     change[gone] -= away
                     change[back] += away
+        for gap, nbytes in self._sent_outside(senders):
+            gone = self.calls[min(gap + release - 1, last)].forward + 1
+            back = self.calls[min(gap + fetch - 1, last)].backward
+            if gone < back:
+                change[gone] -= nbytes
+                change[back] += nbytes
         most = held = 0
         for op, besides in enumerate(self.besides):
             held += change[op]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import BadInput
-from ..ir import INPUTS, CallPlan, Compute, Copy, Costs, Free, Graph, Menu, Problem, Program, Role, Schedule, Step
+from ..ir import INPUTS, CallPlan, Compute, Copy, Costs, Free, Graph, Menu, Phase, Problem, Program, Role, Schedule, Step
+from ..ir.program import MIN_OUTSIDE_BYTES
 from .coarse import Coarse, coarsen
 
 
@@ -25,7 +26,10 @@ def image(menu: Menu, program: Program) -> Image:
     coarse = coarsen(menu.problem.graph, choices)
     problem = replace(menu.problem, graph=coarse.graph, costs=Costs(_seconds(menu, program, coarse)))
     moves = _moves(problem, coarse, program.calls)
-    return Image(problem, _schedule(problem, moves), coarse, _only(program, coarse, {move.storage for move in moves}))
+    taken = {move.storage for move in moves}
+    outside = {gap: _outside_moves(problem, coarse, gap, plan, taken) for gap, plan in program.outside.items()}
+    program = replace(_only(program, coarse, taken), outside={gap: program.outside[gap] for gap, found in outside.items() if found})
+    return Image(problem, _schedule(problem, [*moves, *(move for found in outside.values() for move in found)]), coarse, program)
 
 
 def _seconds(menu: Menu, program: Program, coarse: Coarse) -> dict[tuple[int, str], float]:
@@ -98,10 +102,46 @@ def _is_own(graph: Graph, storage: int, backward: int) -> bool:
     return readers == [backward] and not graph.storages[storage].lasting and graph.storages[storage].role is not Role.INPUT
 
 
+def outside_storages(graph: Graph, coarse: Coarse, order: Sequence[int], gap: int) -> list[int]:
+    """What ops outside of regions make between two planned calls and keep for their own backward."""
+    start = coarse.forward[order[gap - 1]] if gap else -1
+    end = coarse.forward[order[gap]] if gap < len(order) else start
+    found = []
+    for op in graph.ops[start + 1 : end]:
+        for storage in op.writes:
+            readers = [graph.ops[reader] for reader in graph.readers[storage] if graph.ops[reader].phase is Phase.BACKWARD]
+            is_kept = bool(readers) and all(reader.kind not in ("region_backward", "release") for reader in readers)
+            if is_kept and graph.storages[storage].nbytes >= MIN_OUTSIDE_BYTES and storage not in graph.consumed_by:
+                found.append(storage)
+    return found
+
+
+def planned_order(coarse: Coarse, calls: Collection[int]) -> list[int]:
+    return [call for call in sorted(coarse.forward, key=coarse.forward.__getitem__) if call in calls]
+
+
+def _outside_moves(problem: Problem, coarse: Coarse, gap: int, plan: CallPlan, taken: set[int]) -> list[_Sent]:
+    """They leave when the next call begins, and come back before the backward of a call that comes right behind them in program order."""
+    graph = problem.graph
+    order = [call for call in planned_order(coarse, coarse.backward) if call in coarse.backward]
+    found = []
+    for storage in outside_storages(graph, coarse, order, gap):
+        if storage in taken:
+            continue
+        uses = graph.uses[storage]
+        back = next(use for use in uses if graph.ops[use].phase is Phase.BACKWARD)
+        out_after = max(use for use in uses if use < back)
+        release = max(coarse.forward[order[min(gap + plan.release - 1, len(order) - 1)]], out_after)
+        fetch = min(back, coarse.backward[order[min(gap + plan.fetch - 1, len(order) - 1)]])
+        if out_after <= release < fetch:
+            found.append(_Sent(storage, plan.tier, out_after, release, fetch))
+    return found
+
+
 def _moves(problem: Problem, coarse: Coarse, calls: Mapping[int, CallPlan]) -> list[_Sent]:
     """In program order. What is read again before the turn to backward stays; what two calls send leaves with the first that may."""
     graph = problem.graph
-    order = [call for call in sorted(coarse.forward, key=coarse.forward.__getitem__) if call in calls]
+    order = planned_order(coarse, calls)
     back = sorted(coarse.backward, key=coarse.backward.__getitem__)
     place_back = {call: place for place, call in enumerate(back)}
     found: dict[int, _Sent] = {}
