@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..capture import capture_step, region_examples
 from ..errors import BadInput, CannotCapture, CaptureError
 from ..execute.device import Device
-from ..execute.torch_compat import has_hooks, without_hooks
+from ..execute.torch_compat import without_hooks
 from ..ir import Choice, Graph, Machine, Menu, Op, Phase, Problem, SavedValue
 from ..lower.coarse import RegionBorder
 from ..profile.options import OptionTimes, is_timed, option_times
@@ -23,6 +23,7 @@ from ..regions import JointGraph, Option, option_saving, options
 from ..regions.compiled import CompiledOption, compile_option
 from ..regions.held import workspace_of
 from ..regions.joint import Look, look_at
+from .apart import adds_in_another_order, hook_inside, set_apart
 
 MOST_CHOICES = 6
 SMALLEST_SHARE = 0.001  # of the bytes that forward makes
@@ -66,7 +67,8 @@ def prepare_menu(
     progress("tracing one step")
     with without_hooks(model):
         captured = _captured(model, call, optimizer, autocast, accumulation)
-    graph = _with_hooked_apart(captured.graph, model)
+    hooked = {call.id: reason for call in captured.graph.calls if (reason := hook_inside(model.get_submodule(call.module)))}
+    graph, apart = set_apart(captured.graph, hooked)
     costs = fused_costs(graph, machine) if compile else roofline_costs(graph, machine)
     notes = list(captured.notes)
     with without_hooks(model):
@@ -74,7 +76,7 @@ def prepare_menu(
     regions: dict[int, RegionCode] = {}
     choices: dict[int, tuple[Choice, ...]] = {}
     for region in graph.regions:
-        if region.id not in examples or not _worth_it(graph, region.id):
+        if region.id not in examples or region.id in apart or not _worth_it(graph, region.id):
             continue
         module = model.get_submodule(region.example)
         args, kwargs = with_numbers(examples[region.id], device)
@@ -88,6 +90,14 @@ def prepare_menu(
             continue
         regions[region.id] = code
         choices[region.id] = estimated_choices(code, region.id, Problem(graph, machine, costs))
+    if not compile:
+        inexact = {call.id: adds_in_another_order(graph, call.id, regions[call.region].look) for call in graph.calls if call.region in regions}
+        graph, more = set_apart(graph, {call: reason for call, reason in inexact.items() if reason})
+        apart |= more
+    notes += [f"{graph.regions[region].example} ({graph.regions[region].kind}) runs as it is: {reason}" for region, reason in apart.items()]
+    used = {call.region for call in graph.calls}
+    choices = {region: found for region, found in choices.items() if region in used}
+    regions = {region: code for region, code in regions.items() if region in used}
     return PreparedMenu(Menu(Problem(graph, machine, costs), choices), regions, tuple(dict.fromkeys(notes)))
 
 
@@ -202,23 +212,6 @@ def as_keywords(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     return named
 
 
-def _with_hooked_apart(graph: Graph, model: nn.Module) -> Graph:
-    """Calls of modules with hooks on their parts in classes of their own: the others of their class can be compiled, they cannot."""
-    regions, calls = list(graph.regions), list(graph.calls)
-    apart: dict[str, int] = {}
-    for call in graph.calls:
-        if _hooked_part(model.get_submodule(call.module)):
-            if call.module not in apart:
-                apart[call.module] = len(regions)
-                regions.append(replace(regions[call.region], id=len(regions), example=call.module))
-            calls[call.id] = replace(call, region=apart[call.module])
-    return replace(graph, regions=tuple(regions), calls=tuple(calls)) if apart else graph
-
-
-def _hooked_part(module: nn.Module) -> str:
-    return next((path for path, part in module.named_modules() if path and has_hooks(part)), "")
-
-
 def _captured(model: nn.Module, call: Mapping[str, Any], optimizer: Any, autocast: Any, accumulation: bool) -> Any:
     options = {"optimizer": optimizer if optimizer is not None else "sgd", "autocast": autocast, "accumulation": accumulation}
     try:
@@ -269,8 +262,6 @@ def _like(value: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
 def _known_code(
     codes: dict[Any, RegionCode], module: nn.Module, name: str, args: Any, kwargs: Any, call: tuple[Any, Any], compile: bool
 ) -> RegionCode:
-    if hooked := _hooked_part(module):
-        raise CannotCapture(f"{hooked} within it has a hook, which would not be called")
     modes = tuple(part.training for part in module.modules()), tuple(weight.requires_grad for weight in module.parameters())
     kind = next((leaf.device.type for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)), "cpu")
     cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
