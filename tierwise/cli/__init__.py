@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import TierwiseError, UnknownName
-from . import capture, compare, demo, doctor, estimate, machine, plan, policies, report, simulate
+from . import capture, compare, demo, doctor, estimate, machine, plan, policies, report, run, simulate
 
 app = typer.Typer(name="tierwise", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -36,6 +36,7 @@ def tierwise(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 VERBS: dict[str, Callable[..., int | None]] = {
     "demo": demo.demo,
+    "run": run.run,
     "capture": capture.capture,
     "estimate": estimate.estimate,
     "policies": policies.policies,
@@ -76,7 +77,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> object:
     if len(words) == 1 and (verb := VERBS.get(words[0])) and all(p.default is not p.empty for p in inspect.signature(verb).parameters.values()):
         return verb()  # nothing to parse, and typer's parser takes longer to start than the verb takes to answer
+    if words[0] == "run":
+        words = _with_script_apart(words)
     return app(args=words, prog_name="tierwise", standalone_mode=False)
+
+
+def _with_script_apart(words: list[str]) -> list[str]:
+    """The options of a script are its own: they stand behind --, where nobody parses them."""
+    import typer.main
+
+    parameters = typer.main.get_command(app).commands["run"].params  # type: ignore[attr-defined]
+    values = [name for parameter in parameters for name in parameter.opts if not getattr(parameter, "is_flag", True)]
+    ours, script = run.split(words[1:], values)
+    return ["run", *ours, *(["--", *script] if script else [])]
 
 
 def _sentence(error: Any, words: Sequence[str]) -> str:

@@ -1,0 +1,56 @@
+"""A process in which scripts can run, and what it must be afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks as optimizer_hooks
+
+from tierwise.cli import main
+
+BEGINNING = "import torch\nfrom fitting.training import Block, batch, tower\n"
+
+
+@pytest.fixture
+def process(monkeypatch):
+    """Torch and this process are left as they were."""
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before, hooks_before = (nn.Module.__call__, Optimizer.__init__), len(optimizer_hooks)
+    yield
+    assert (nn.Module.__call__, Optimizer.__init__) == before
+    assert len(optimizer_hooks) == hooks_before
+
+
+@pytest.fixture
+def run(process, tmp_path, monkeypatch, capsys):
+    """Runs a script under a budget: its exit code, its output, what Tierwise said, and all of stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(source, *arguments, budget="1MiB", options=(), words=("script.py",), beginning=BEGINNING):
+        Path("script.py").write_text(beginning + textwrap.dedent(source), encoding="utf-8")
+        code = main(["run", "--budget", budget, *options, *words, *arguments])
+        said = capsys.readouterr()
+        return code, said.out, [line.removeprefix("tierwise: ") for line in said.err.splitlines() if line.startswith("tierwise: ")], said.err
+
+    return run
+
+
+@pytest.fixture
+def expected():
+    """What a script prints alone."""
+
+    def expected(source: str) -> str:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(BEGINNING + textwrap.dedent(source), {"__name__": "__main__"})
+        return out.getvalue()
+
+    return expected
