@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 from problems import chain
 from reading import recomputed
@@ -28,6 +30,14 @@ def test_selective_computes_the_inside_of_attention_again():
     schedule = plan(problem, "megatron", granularity="selective")
     assert recomputed(problem, schedule) == [f"{name}.{layer}" for layer in (1, 0) for name in CORE]  # ·V is not needed again
     assert simulate(problem, schedule).seconds == simulate(problem, plan(problem, "keep_all")).seconds + 2 * (1 + 0.25 + 0.25)
+
+
+def test_q_and_k_may_be_views_of_one_storage():
+    problem = transformer(layers=1)
+    q, k = (next(s.id for s in problem.graph.storages if s.name == name) for name in ("q.0", "k.0"))
+    ops = tuple(dataclasses.replace(op, reads=tuple(dict.fromkeys(q if s == k else s for s in op.reads))) for op in problem.graph.ops)
+    problem = dataclasses.replace(problem, graph=dataclasses.replace(problem.graph, ops=ops))
+    assert recomputed(problem, plan(problem, "megatron", granularity="selective", modules="core_attn")) == [f"{name}.0" for name in CORE]
 
 
 def test_a_fused_kernel_leaves_norms_and_activation_functions():

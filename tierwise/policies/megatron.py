@@ -162,7 +162,8 @@ def _is_about_as_large(graph: Graph, op: Op, softmax: Op) -> bool:
 
 
 def _multiplies_activations(graph: Graph, op: Op) -> bool:
-    return is_work(op) and sum(graph.storages[s].role is Role.ACTIVATION for s in op.reads) > 1
+    """No weight among what it reads; q and k may be views of one storage."""
+    return is_work(op) and bool(op.reads) and all(graph.storages[s].role is Role.ACTIVATION for s in op.reads)
 
 
 def _only_inside(graph: Graph, ops: set[int]) -> set[int]:
