@@ -1,16 +1,17 @@
 """autotm: an integer program decides for every storage when it is in fast memory, and whether its moves stop the ops or run beside them.
 
 Paper    Hildebrand, Khan, Trika, Lowe-Power, Akella, ASPLOS 2020; the program as its published code builds it.
-Idea     the graph is fixed and its kernels are measured, so that moving tensors between a fast and a slow memory is one linear program over 0 and 1.
-Rule     each storage takes one path through fast and slow from use to use. min Σ_op max(t_op, Σ moves beside it) + Σ moves that stop the ops;
-         while an op runs, what is in fast memory is within the limit. Static: no moves. Synchronous: moves at uses only, and the ops wait.
-         Asynchronous: also beside any op within 15 ops of a use, which lasts at least as long as the moves beside it. On a GPU an op needs
-         all it touches in fast memory. Weights are in slow memory between steps, or never.
+Idea     the graph is fixed and its kernels are measured, so that moving tensors between a fast and a slow memory is one linear program over 0 and
+         1.
+Rule     each storage takes one path through fast and slow from use to use. min Σ_op max(t_op, Σ moves beside it) + Σ moves that stop the ops; while
+         an op runs, what is in fast memory is within the limit. Static: no moves. Synchronous: moves at uses only, and the ops wait. Asynchronous:
+         also beside any op within 15 ops of a use, which lasts at least as long as the moves beside it. On a GPU an op needs all it touches in fast
+         memory. Weights are in slow memory between steps, or never.
 Differs  ops are taken together in at most max_nodes runs (synchronous: four times as many), and storages used by the same runs are one up to a
-         hundredth of the budget, so that HiGHS can solve it; 15 ops are then as many runs. Convolution algorithms are not chosen, nor are
-         ops moved ahead of or behind others. An activation that leaves twice is written twice. The loop that lowers limits and solves again where
-         the allocator's holes push a storage over is left to the option defrag. Without a solution in time or within these runs it is
-         synchronous, and without one of that everything idle leaves and the ops wait for it.
+         hundredth of the budget, so that HiGHS can solve it; 15 ops are then as many runs. Convolution algorithms are not chosen, nor are ops moved
+         ahead of or behind others. An activation that leaves twice is written twice. The loop that lowers limits and solves again where the
+         allocator's holes push a storage over is left to the option defrag. Without a solution in time or within these runs it is synchronous, and
+         without one of that idle gaps are swapped, the most bytes times seconds first, until all fits.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ import numpy as np
 from ..errors import BadInput, InfeasibleBudget
 from ..ir import Link, Problem, Schedule
 from ..units import format_bytes
-from ._fit import device_peak
-from ._gaps import Swap, build, gaps
+from ._fit import device_peak, largest_that_fits
+from ._gaps import Swap, build, gap_seconds, gaps
 from ._milp import Program, Solution
 from ._placement import place_offline
 
@@ -64,14 +65,18 @@ def plan(
     if mode == "static":
         raise InfeasibleBudget(f"without moves the step needs {format_bytes(kept)}", least_bytes=kept)
     deadline = time.monotonic() + time_limit_seconds
-    everything_away = _everything_away(problem, tier)
+    swaps = _stopping_swaps(problem, tier)
+    needed = device_peak(problem, build(problem, swaps))
+    if needed > problem.budget_bytes:
+        raise InfeasibleBudget(f"with everything idle in {tier} the step still needs {format_bytes(needed)}", least_bytes=needed)
     why = ""
     for beside in (True, False) if mode == "asynchronous" else (False,):
         try:
             return _solved(problem, max_nodes if beside else FINER * max_nodes, tier, deadline, relative_gap, beside=beside, defrag=defrag)
         except _NoSolution as error:
             why += f"{error}; "
-    return replace(everything_away, notes=(f"{why}everything idle is moved, and ops wait for it",))
+    kept, schedule = largest_that_fits(problem, 0, len(swaps), lambda kept: build(problem, swaps[kept:]))
+    return replace(schedule, notes=(f"{why}{len(swaps) - kept} of {len(swaps)} idle gaps are swapped, and ops wait for it",))
 
 
 class _NoSolution(Exception):
@@ -109,17 +114,11 @@ def _staging_bytes(problem: Problem, tier: str) -> int:
     return sum(link.staging_bytes for link in (machine.link(device, tier), machine.link(tier, device)) if link.staging_tier == device)
 
 
-def _everything_away(problem: Problem, tier: str) -> Schedule:
-    """All that is idle leaves at once and comes back on demand: nothing needs less."""
-    swaps = [
-        Swap(gap.storage, tier, gap.start + 1, gap.start + 1, gap.end - len(problem.graph.ops) if gap.wraps else gap.end, wraps=gap.wraps)
-        for gap in gaps(problem)
-    ]
-    schedule = build(problem, swaps)
-    needed = device_peak(problem, schedule)
-    if needed > problem.budget_bytes:
-        raise InfeasibleBudget(f"with everything idle in {tier} the step still needs {format_bytes(needed)}", least_bytes=needed)
-    return schedule
+def _stopping_swaps(problem: Problem, tier: str) -> list[Swap]:
+    """Every idle gap as a swap that ops wait for, those with the most bytes times seconds last. Nothing needs less than all of them."""
+    ops = len(problem.graph.ops)
+    found = sorted(gaps(problem), key=lambda gap: (gap.nbytes * gap_seconds(problem, gap), gap.storage, gap.start))
+    return [Swap(gap.storage, tier, gap.start + 1, gap.start + 1, gap.end - ops if gap.wraps else gap.end, wraps=gap.wraps) for gap in found]
 
 
 # -- the program ------------------------------------------------------------------------------------------------------------------------
