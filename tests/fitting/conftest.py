@@ -12,6 +12,12 @@ import torch
 
 
 @pytest.fixture(autouse=True)
+def needs_a_card(request):
+    if request.node.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(autouse=True)
 def one_thread():
     """With several, some of torch's own sums on the CPU differ from run to run."""
     before = torch.get_num_threads()

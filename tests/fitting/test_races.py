@@ -12,7 +12,7 @@ from fitting.training import batch, equal, fitting, forced, tower, trained
 from tierwise.execute.copies import Copies
 from tierwise.execute.null_device import NullDevice
 
-BATCHES = [batch(number, rows=128) for number in range(5)]
+BATCHES = [batch(number, rows=64) for number in range(5)]
 
 
 def steps(count: int, between=lambda: None):
@@ -41,8 +41,8 @@ def shuffled(found, seed: int):
 
 @pytest.mark.parametrize("small_copy_bytes", [0, 1 << 20])  # one by one, and packed together
 def test_no_difference_in_two_hundred_steps(small_copy_bytes, monkeypatch):
-    count = 200 if small_copy_bytes else 50
-    model = tower(dropout=0.1)
+    count = 200 if small_copy_bytes else 30
+    model = tower(blocks=3, dropout=0.1)
     expected = trained(steps(count), copy.deepcopy(model))
     device = NullDevice(1 << 30, max_delay_seconds=0.001, seed=3, small_copy_bytes=small_copy_bytes)
     with forced(monkeypatch, "cheap", send=True), fitting(model, budget="64MiB", device=device) as found:

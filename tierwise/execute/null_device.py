@@ -181,7 +181,7 @@ class NullDevice(Device):
         del self.pinned[address]
 
     def close(self) -> None:
-        self._watch.device = None
+        self._watch.is_over = True
         for lane in self._lanes.values():
             lane.close()
 
@@ -262,10 +262,12 @@ class _Watch:
     """The mode for a node of backward, for as long as the device is there."""
 
     def __init__(self, device: NullDevice) -> None:
-        self.device: NullDevice | None = device
+        self._device = weakref.ref(device)
+        self.is_over = False
 
     def __call__(self) -> TorchDispatchMode | None:
-        return None if self.device is None else self.device.observe()
+        device = None if self.is_over else self._device()
+        return None if device is None else device.observe()
 
 
 class _Observed(TorchDispatchMode):
