@@ -64,8 +64,9 @@ class Nodes:
         return [storage for storage, its in self._parcel_of.items() if its == parcel]
 
     def computes(self, stages: Sequence[Sequence[int]]) -> list[int]:
-        """The ops of the nodes of each stage, in a row."""
-        return [op for stage in stages for node in stage for op in self.nodes[node].ops]
+        """The ops of the nodes of each stage, in a row; of a node that runs again, without what only keeps books (_again_until)."""
+        ops = self.graph.ops
+        return [op for stage, nodes in enumerate(stages) for node in nodes for op in self.nodes[node].ops if node == stage or ops[op].writes]
 
     def _pack(self) -> None:
         parcels: dict[tuple[int, ...], int] = {}
@@ -150,12 +151,15 @@ class Nodes:
 
 
 def _again_until(graph: Graph, runs: Sequence[range], only_forward: bool) -> list[int]:
-    """The last stage in which each node may run again: what runs again in a stage does so before the stage's own node begins."""
+    """The last stage in which each node may run again: what runs again in a stage does so before the stage's own node begins.
+
+    An op that makes nothing and only changes what lives on, such as batch norm's running statistics, runs once and holds nobody back.
+    """
     last = last_replays(graph)
     starts = [run.start for run in runs]
     found = []
     for index, run in enumerate(runs):
-        until = min(last[run.start : run.stop])
+        until = min((last[op] for op in run if graph.ops[op].writes), default=run.start)
         if only_forward and any(graph.ops[op].phase is not Phase.FORWARD for op in run):
             until = run.start
         found.append(max(index, bisect_left(starts, until + 1) - 1))
@@ -174,7 +178,7 @@ def runs_of(problem: Problem, limit: int, *, only_forward: bool = False) -> list
     if len(ops) <= limit:
         return [range(op.id, op.id + 1) for op in ops]
     last = last_replays(problem.graph)
-    labels = [(op.phase, last[op.id] == op.id, op.region) for op in ops]
+    labels = [(op.phase, last[op.id] == op.id and bool(op.writes or op.phase is not Phase.FORWARD), op.region) for op in ops]
     for precision in (3, 2, 1, 0):
         cuts = [place for place in range(1, len(ops)) if labels[place - 1][:precision] != labels[place][:precision]]
         if len(cuts) < limit:

@@ -10,21 +10,32 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from ..errors import InfeasibleBudget, InvalidSchedule
-from ..ir import Compute, Problem, Role, Schedule, peak_bytes
+from ..errors import BadInput, InfeasibleBudget, InvalidSchedule
+from ..ir import Compute, Phase, Problem, Role, Schedule, peak_bytes
 from ..units import format_bytes
+from ._gaps import build
 from ._milp import Program, Solution, Status
-from ._nodes import Nodes, Score, Victim, evict_in_order, schedule_of
+from ._nodes import Nodes, Score, Victim, evict_in_order, runs_of, schedule_of
 
+SOLVERS = ("auto", "exact", "rounding")
+MOST_OPS = 4000  # to be looked at one by one
 MEMORY_UNITS = 100_000  # the solver's tolerance of 1e-6 must stay far below one unit
 THRESHOLDS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 RELAXED_SHARES = (0.9, 0.95, 1.0)  # of the budget, for the relaxed program: rounding adds to what it holds
-LEAST_TRIES = 12  # halvings of the interval in which a budget that works is looked for
+LEAST_TRIES = 10  # halvings of the interval in which a budget that works is looked for
 LEAST_SECONDS = 1.0  # with less left, a relaxed program is not begun
 LEAST_GAIN = 1e-6  # share of the step's seconds by which a better answer must be better
 
 Stages = list[list[int]]
+
+
+def _op_by_op(problem: Problem) -> list[range]:
+    """Every op a node of its own, but updates, which never run again, in one."""
+    ops = problem.graph.ops
+    end = next((op.id for op in ops if op.phase is Phase.UPDATE), len(ops))
+    return [range(op, op + 1) for op in range(end)] + ([range(end, len(ops))] if end < len(ops) else [])
 
 
 def check_what_cannot_move(problem: Problem) -> None:
@@ -32,6 +43,53 @@ def check_what_cannot_move(problem: Problem) -> None:
     if there > problem.budget_bytes:
         raise InfeasibleBudget(f"what lives across steps and the inputs alone are {format_bytes(there)}; the budget is "
                                f"{format_bytes(problem.budget_bytes)}")  # fmt: skip
+
+
+def find(
+    problem: Problem,
+    *,
+    solver: str,
+    time_limit_seconds: float,
+    relative_gap: float,
+    max_exact_nodes: int,
+    max_nodes: int,
+    recompute_backward: bool = False,
+    forward_once: bool = False,
+) -> Schedule:
+    """The best schedule found: by solving the program exactly, or by dropping op by op and by rounding the relaxed program of fewer nodes.
+
+    forward_once: nothing runs again before backward begins.
+    """
+    if solver not in SOLVERS:
+        raise BadInput(f"solver {solver!r}; give one of {', '.join(SOLVERS)}")
+    everything = build(problem)
+    if peak_bytes(problem, everything)[problem.device_tier] <= problem.budget_bytes:
+        return everything
+    check_what_cannot_move(problem)
+    runs = runs_of(problem, max_nodes, only_forward=not recompute_backward)
+    exact = solver == "exact" or (solver == "auto" and len(runs) <= max_exact_nodes)
+    search, fine = (
+        Search(problem, nodes, only_forward=not recompute_backward, first_again=_first_backward(problem, nodes) if forward_once else 0)
+        for nodes in (runs, runs if exact or len(problem.graph.ops) > MOST_OPS else _op_by_op(problem))
+    )
+    search.evict(*FIRST_ANSWERS)
+    if exact:
+        search.solve(time_limit_seconds, relative_gap)
+    else:
+        fine.evict(*FIRST_ANSWERS)
+        search.learn(fine)
+        search.round(time_limit_seconds)
+        search.polish()
+    if search.best is None:
+        least = None if exact else search.least_bytes(*FIRST_ANSWERS)
+        raise InfeasibleBudget(f"no schedule within {format_bytes(problem.budget_bytes)} was found; {search.why}", least_bytes=least)
+    return replace(search.best, notes=(search.note,))
+
+
+def _first_backward(problem: Problem, runs: Sequence[range]) -> int:
+    """The first stage whose node is no longer forward alone."""
+    ops = problem.graph.ops
+    return next((stage for stage, run in enumerate(runs) if any(ops[op].phase is not Phase.FORWARD for op in run)), len(runs))
 
 
 class Search:
@@ -47,7 +105,7 @@ class Search:
         self.best_seconds = math.inf
         self.best_stages: Stages = []
         self.why = "use a larger budget"
-        self.note = "the first answer: what is cheap to make again per byte is dropped"
+        self.note = f"the first answer: of {len(self.nodes)} nodes, what is cheap to make again per byte is dropped"
 
     def offer(self, stages: Stages | None) -> None:
         if stages is None or any(len(stage) > 1 for stage in stages[: self.first_again]):
@@ -69,6 +127,11 @@ class Search:
     def evict(self, *scores: Callable[[Nodes], Score]) -> None:
         for score in scores:
             self.offer(evict_in_order(self.nodes, self.free_bytes, score(self.nodes)))
+
+    def learn(self, other: Search) -> None:
+        """Take over what another search of the same step has found, if it is better."""
+        if other.best is not None and other.best_seconds < self.best_seconds:
+            self.best, self.best_seconds, self.best_stages, self.note = other.best, other.best_seconds, [], other.note
 
     def least_bytes(self, *scores: Callable[[Nodes], Score]) -> int | None:
         """A budget at which dropping finds an answer, and not much less would do; found without the solver."""
@@ -121,7 +184,7 @@ class Search:
                     self.offer(model.rounded(relaxed, threshold))
                 self.offer(evict_in_order(self.nodes, self.free_bytes, model.kept_first(relaxed)))
                 program = f"the relaxed program of {len(self.nodes)} nodes with {share:g} of the free bytes"
-                self.note = f"rounded from {program}" if self.best_seconds < before else f"the first answer; rounding {program} gave nothing better"
+                self.note = f"rounded from {program}" if self.best_seconds < before else f"{self.note}; rounding {program} gave nothing better"
                 if share == 1:
                     self.note += f"; at most {self.best_seconds / relaxed.objective - 1:.1%} above the best"
             elif relaxed.status is Status.INFEASIBLE:
