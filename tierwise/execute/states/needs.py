@@ -24,10 +24,9 @@ def shelf_bytes(stored: Sequence[Stored], in_turn: int | None) -> list[int]:
     return alone + sorted(others, reverse=True)[:1] * min(in_turn, len(others))
 
 
-def needs_of(
-    stored: Sequence[Stored], by_region: Mapping[str, Sequence[Stored]], order: Sequence[str], ahead: int, gradient_blocks: Sequence[int]
-) -> Needs:
-    """`order` is the one in which regions run; so many regions `ahead` their parameters come."""
+def needs_of(stored: Sequence[Stored], by_region: Mapping[str, Sequence[Stored]], order: Sequence[str], ahead: int, in_flight: int | None) -> Needs:
+    """`order` is the one in which regions run; so many regions `ahead` their parameters come; so many units are updated at once during backward,
+    None if that is after it."""
     device = host = parameters = disk = written = 0
     for home in stored:
         unit, place = home.unit, home.unit.placement
@@ -48,17 +47,21 @@ def needs_of(
             parameters += round_up(unit.nbytes, PAGE_BYTES)
         elif place.parameters == "nvme" and (place.update == "device" or not unit.trained):
             host += 2 * round_up(min(unit.chunk_elements, unit.numel) * unit.dtype.itemsize, PAGE_BYTES)
-    host += sum(round_up(nbytes, ALIGNMENT) for nbytes in gradient_blocks)
+    host += sum(round_up(nbytes, ALIGNMENT) for nbytes in shelf_bytes(stored, in_flight))
     host += sum(count * round_up(nbytes, PAGE_BYTES) for nbytes, count in ring_bytes(stored).values())
     largest = [slot.numel * home.unit.dtype.itemsize for home in stored if home.unit.placement.gradients == "host" for slot in home.unit.slots]
     host += 2 * round_up(max(largest, default=0), ALIGNMENT)  # gradients of another batch, on their way to be added
     leaving = sum(home.unit.nbytes for home in stored if home.unit.trained and home.unit.placement.gradients == "host")
+    leaving = min(leaving, LEAVING_BYTES)
+    if in_flight is not None:  # gradients that stay are held by updates under way, and by the one that backward fills
+        staying = [home.unit.nbytes for home in stored if home.unit.trained and home.unit.placement.update == "streamed" and not home.wants_gradients]
+        leaving += sum(sorted(staying, reverse=True)[:in_flight])
     window = [sum(home.unit.nbytes for home in by_region.get(path, ()) if home.unit.placement.parameters != "device") for path in order]
     # In backward one region is done when the next has begun, and the one after that is already coming.
     span = ahead + 2
     return Needs(
         device_bytes=device + STAGING_BUFFERS * staging_bytes(stored),
-        leaving_bytes=min(leaving, LEAVING_BYTES),
+        leaving_bytes=leaving,
         host_bytes=host + (SLACK_BYTES if host else 0),
         parameter_host_bytes=parameters,
         nvme_bytes=disk,

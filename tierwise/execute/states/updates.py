@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..device import Device, Direction
+from ..device import CudaDevice, Device, Direction
 from ..host_pool import HostPool
 from ..lanes import Event, Lane, Signal, already
 from .arithmetic import Arithmetic
@@ -115,6 +115,8 @@ class Updates:
 
     def __init__(self, device: Device, pool: HostPool | None, arithmetic: Arithmetic, stored: Sequence[Stored]) -> None:
         self.device, self.arithmetic = device, arithmetic
+        # Lanes of their own: a parameter that waits for memory, or a gradient for compute, must not hold up the stream of state, nor that them.
+        self.copier = CudaDevice(device.torch_device.index) if isinstance(device, CudaDevice) else device
         self._lanes: dict[str, Lane] = {}
         self._rings: dict[str, Ring] = {}
         self.staging: Staging | None = None
@@ -231,7 +233,7 @@ class Updates:
                     size = home.unit.dtype.itemsize
                     span = slice((piece.start - chunk.start) * size, (piece.stop - chunk.start) * size)
                     there = job.targets[slot][piece.start - slot.offset : piece.stop - slot.offset].view(torch.uint8)
-                    last = copy_block(self.device, Direction.IN, block, span, there, after=(job.ready,))
+                    last = copy_block(self.copier, Direction.IN, block, span, there, after=(job.ready,))
             home.chunks.give(index, last if bounce is None else already())
             if bounce is not None:
                 self._rings["bounce cpu"].give(bounce, last)
@@ -260,7 +262,7 @@ class Updates:
             size = home.unit.dtype.itemsize
             for slot in ordered:
                 span, there = slice(slot.offset * size, slot.stop * size), job.targets[slot].view(torch.uint8)
-                last = copy_block(self.device, Direction.IN, home.chunks.block(0), span, there, after=(job.ready,))
+                last = copy_block(self.copier, Direction.IN, home.chunks.block(0), span, there, after=(job.ready,))
         home.chunks.give(0, last)
         return last
 
@@ -274,30 +276,31 @@ class Updates:
         leaving: tuple[int, Event] | None = None
         for index, chunk, parts in self._walk(home, job):
             number = self.staging.next()
+            self.staging.free[number].wait()  # not more on the link than the buffers hold: others want it too
             layout = _Staged(home, chunk, self.staging.buffers[number])
             _, after = home.chunks.take(index)
             come = copy_block(
-                self.device, Direction.IN, home.chunks.block(index), home.chunks.span(index), layout.state_bytes,
+                self.copier, Direction.IN, home.chunks.block(index), home.chunks.span(index), layout.state_bytes,
                 after=(self.staging.free[number], *after),
             )  # fmt: skip
             if home.wants_gradients:
                 assert home.gradients is not None
                 size = home.unit.dtype.itemsize
                 span = slice(chunk.start * size, chunk.stop * size)
-                come = copy_block(self.device, Direction.IN, home.gradients.block, span, layout.gradient_bytes, after=(come,))
+                come = copy_block(self.copier, Direction.IN, home.gradients.block, span, layout.gradient_bytes, after=(come,))
             if home.parameters is not None:
                 _, after = home.parameters.take(index)
             if home.parameters is not None and not _makes_all(home, chunk, parts):
                 come = copy_block(
-                    self.device, Direction.IN, home.parameters.block(index), home.parameters.span(index), layout.parameter_bytes, after=after
+                    self.copier, Direction.IN, home.parameters.block(index), home.parameters.span(index), layout.parameter_bytes, after=after
                 )
             with self.beside.after((come, job.ready)):
                 self._compute_staged(home, job, chunk, parts, layout)
                 done = self.device.mark()
-            last = copy_block(self.device, Direction.OUT, home.chunks.block(index), home.chunks.span(index), layout.state_bytes, after=(done,))
+            last = copy_block(self.copier, Direction.OUT, home.chunks.block(index), home.chunks.span(index), layout.state_bytes, after=(done,))
             if home.parameters is not None:
                 last = copy_block(
-                    self.device, Direction.OUT, home.parameters.block(index), home.parameters.span(index), layout.parameter_bytes, after=(done,)
+                    self.copier, Direction.OUT, home.parameters.block(index), home.parameters.span(index), layout.parameter_bytes, after=(done,)
                 )
             self.staging.free[number] = last
             if leaving is not None:
