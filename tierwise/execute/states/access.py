@@ -58,10 +58,16 @@ def read(home: Stored, slot: Slot, name: str) -> torch.Tensor:
 
 def rewrite(home: Stored, name: str, value: Callable[[Slot, torch.Tensor], torch.Tensor | None], ring: Ring | None) -> None:
     """Change one row: `value(slot, old)` is the new one, None if it stays."""
+    new = {slot: value(slot, read(home, slot, name)) for slot in home.unit.slots}
+    if all(found is None for found in new.values()):
+        return
     old = {slot: {row: read(home, slot, row).clone() for row in home.names} for slot in home.unit.slots}
-    new = {slot: value(slot, rows[name]) for slot, rows in old.items()}
-    if any(found is not None for found in new.values()):
-        fill(home, lambda slot, row: new[slot] if row == name and new[slot] is not None else old[slot][row], ring)
+
+    def values(slot: Slot, row: str) -> torch.Tensor:
+        changed = new[slot] if row == name else None
+        return old[slot][row] if changed is None else changed
+
+    fill(home, values, ring)
 
 
 def _fill(home: Stored, arrays: torch.Tensor, chunk: slice, values: Values) -> None:
