@@ -86,8 +86,25 @@ def test_a_recorded_step_is_a_timeline_of_the_plan_s_schedule(monkeypatch):
         curve = measured.memory["hbm"]["allocated"]
         assert max(curve.nbytes) <= measured.peak_bytes["hbm"] and list(curve.seconds) == sorted(curve.seconds)
         assert found.measured.spans == measured.spans
-        model(**batch(2)).backward()  # a step that is not recorded
+        model(**batch(2)).backward()  # a step that is not recorded, and larger: gradients are there already
         assert found.measured.spans == measured.spans
+
+
+def test_the_peak_of_a_recorded_step(monkeypatch):
+    """After a larger step it is only known if it may be reset."""
+    model = tower()
+    device = NullDevice(1 << 30)
+    with forced(monkeypatch, "keep", send=False), fitting(model, budget="64MiB", device=device) as found:
+        peaks = []
+        for rows, reset_peak in ((512, True), (256, False), (256, True)):
+            found.record_next_step(reset_peak=reset_peak)
+            model(**batch(0, rows=rows)).backward()
+            model.zero_grad()
+            peaks.append(found.measured.peak_bytes["hbm"])
+            assert peaks[-1] <= plan_of(model).peak_bytes
+        large, seen, small = peaks
+        assert seen < small < large
+        assert small == pytest.approx(plan_of(model).peak_bytes, rel=0.02)
 
 
 def test_a_run_with_both_timelines_can_be_saved_and_reported(monkeypatch, tmp_path):

@@ -107,9 +107,14 @@ class Fitted:
         self.current = self.plans[key]
         return self.current
 
-    def record_next_step(self) -> None:
-        """Measure when everything runs in the next step; `measured` then has its Timeline."""
+    def record_next_step(self, *, reset_peak: bool = False) -> None:
+        """Measure when everything runs in the next step; `measured` then has its Timeline.
+
+        The allocator's peak is the user's: unless it may be reset, what a step held between the borders of regions is not known if
+        an earlier step held more.
+        """
         self.meter.record_next = True
+        self.meter.reset_peak = reset_peak
 
     @property
     def measured(self) -> Timeline | None:

@@ -30,7 +30,7 @@ class Meter:
     def __init__(self, fitted: Fitted) -> None:
         self._fitted = fitted
         self.steps = 0
-        self.record_next = False
+        self.record_next = self.reset_peak = False
         self._seconds = 0.0
         self._mark: _Mark | None = None
         self._recorded: tuple[Recording, Plan] | None = None
@@ -50,6 +50,8 @@ class Meter:
         self.steps += 1
         if self.record_next:
             self.record_next = False
+            if self.reset_peak:
+                fitted.device.reset_peak()
             recording = Recording(fitted.device)
             fitted.session.recording, fitted.below.copies.watch = recording, recording.copy
             self._recorded = recording, plan
