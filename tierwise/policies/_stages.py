@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..errors import BadInput, InfeasibleBudget, InvalidSchedule
-from ..ir import Compute, Phase, Problem, Role, Schedule, peak_bytes
+from ..ir import Compute, Op, Phase, Problem, Schedule, peak_bytes
 from ..units import format_bytes
 from ._gaps import build
 from ._milp import Program, Solution, Status
@@ -38,11 +38,31 @@ def _op_by_op(problem: Problem) -> list[range]:
     return [range(op, op + 1) for op in range(end)] + ([range(end, len(ops))] if end < len(ops) else [])
 
 
-def check_what_cannot_move(problem: Problem) -> None:
-    there = sum(s.nbytes for s in problem.graph.storages if s.lasting or s.role is Role.INPUT)
-    if there > problem.budget_bytes:
-        raise InfeasibleBudget(f"what lives across steps and the inputs alone are {format_bytes(there)}; the budget is "
-                               f"{format_bytes(problem.budget_bytes)}")  # fmt: skip
+def bytes_that_stay(problem: Problem, *, recompute_backward: bool) -> int:
+    """What some op needs at least: what lasts, what it touches, and what waits there that cannot be computed again."""
+    graph = problem.graph
+    waits = [0] * (len(graph.ops) + 1)  # change of the bytes that wait, from each op to the next
+    for storage in graph.storages:
+        producer, uses = graph.producer(storage.id), graph.uses[storage.id]
+        if storage.lasting or producer is None or storage.id in graph.consumed_by:
+            continue
+        runs_once = graph.ops[producer].phase is not Phase.FORWARD and not recompute_backward
+        if runs_once or storage.id not in graph.recomputable:
+            waits[producer] += storage.nbytes
+            waits[uses[-1] + 1] -= storage.nbytes
+    lasting = sum(storage.nbytes for storage in graph.storages if storage.lasting)
+    most = level = 0
+    for op in graph.ops:
+        level += waits[op.id]
+        most = max(most, level)
+    touched = max((_touched_bytes(problem, op) for op in graph.ops), default=0)
+    return lasting + max(most, touched)
+
+
+def _touched_bytes(problem: Problem, op: Op) -> int:
+    storages, taken_over = problem.graph.storages, {old for old, _ in op.in_place}
+    touched = set(op.reads + op.writes + op.mutates) - taken_over
+    return op.workspace_bytes + sum(storages[s].nbytes for s in touched if not storages[s].lasting)
 
 
 def find(
@@ -65,23 +85,25 @@ def find(
     everything = build(problem)
     if peak_bytes(problem, everything)[problem.device_tier] <= problem.budget_bytes:
         return everything
-    check_what_cannot_move(problem)
     runs = runs_of(problem, max_nodes, only_forward=not recompute_backward)
     exact = solver == "exact" or (solver == "auto" and len(runs) <= max_exact_nodes)
     search, fine = (
         Search(problem, nodes, only_forward=not recompute_backward, first_again=_first_backward(problem, nodes) if forward_once else 0)
         for nodes in (runs, runs if exact or len(problem.graph.ops) > MOST_OPS else _op_by_op(problem))
     )
-    search.evict(*FIRST_ANSWERS)
-    if exact:
+    if (stays := bytes_that_stay(problem, recompute_backward=recompute_backward)) > problem.budget_bytes:
+        search.why = f"what cannot be computed again alone takes {format_bytes(stays)}"
+    elif exact:
+        search.evict(*FIRST_ANSWERS)
         search.solve(time_limit_seconds, relative_gap)
     else:
+        search.evict(*FIRST_ANSWERS)
         fine.evict(*FIRST_ANSWERS)
         search.learn(fine)
         search.round(time_limit_seconds)
         search.polish()
     if search.best is None:
-        least = None if exact else search.least_bytes(*FIRST_ANSWERS)
+        least = None if exact else search.least_bytes(stays, *FIRST_ANSWERS)
         raise InfeasibleBudget(f"no schedule within {format_bytes(problem.budget_bytes)} was found; {search.why}", least_bytes=least)
     return replace(search.best, notes=(search.note,))
 
@@ -133,8 +155,8 @@ class Search:
         if other.best is not None and other.best_seconds < self.best_seconds:
             self.best, self.best_seconds, self.best_stages, self.note = other.best, other.best_seconds, [], other.note
 
-    def least_bytes(self, *scores: Callable[[Nodes], Score]) -> int | None:
-        """A budget at which dropping finds an answer, and not much less would do; found without the solver."""
+    def least_bytes(self, stays: int, *scores: Callable[[Nodes], Score]) -> int | None:
+        """A budget at which dropping finds an answer, and not much less would do; found without the solver. `stays` is too little."""
         lasting = self.problem.budget_bytes - self.free_bytes
 
         def works(budget_bytes: int) -> bool:
@@ -144,11 +166,11 @@ class Search:
             search.evict(*scores)
             return search.best is not None
 
-        low, high = self.problem.budget_bytes, lasting + sum(self.nodes.size.values()) + max(node.peak for node in self.nodes.nodes)
+        low, high = max(self.problem.budget_bytes, stays), lasting + sum(self.nodes.size.values()) + max(node.peak for node in self.nodes.nodes)
         if not works(high):
             return None
         for _ in range(LEAST_TRIES):
-            middle = (low + high) // 2
+            middle = low + (high - low) // 3  # most often not much more than what stays is needed
             low, high = (low, middle) if works(middle) else (middle, high)
         return high
 

@@ -25,7 +25,7 @@ from ._gaps import Swap, build, gaps
 from ._milp import Status
 from ._nodes import Nodes, runs_of
 from ._paged import PagedProgram
-from ._stages import FIRST_ANSWERS, Search, unit_bytes
+from ._stages import FIRST_ANSWERS, Search, bytes_that_stay, unit_bytes
 
 DECIDES = "what to recompute and what to swap"
 FIDELITY = "faithful"
@@ -133,7 +133,7 @@ class _Search:
 
     def _least_by_dropping(self) -> int:
         search = Search(self.problem, [node.ops for node in self.nodes.nodes], only_forward=True)
-        found = search.least_bytes(*FIRST_ANSWERS)
+        found = search.least_bytes(bytes_that_stay(self.problem, recompute_backward=False), *FIRST_ANSWERS)
         return found if found is not None else sum(s.nbytes for s in self.problem.graph.storages)
 
     def _swap_everything(self) -> int:
