@@ -59,6 +59,20 @@ def test_reading_the_shape_of_a_parameter_brings_nothing(tmp_path):
     assert not any(is_guarded(p) for p in model.parameters())
 
 
+def test_shapes_can_be_looked_at_without_guards_and_regions_be_asked_to_be_there():
+    model = net()
+    optimizer = adamw(model)
+    with placed(model, optimizer, everywhere(HOST), masters="fp32") as states:
+        plain_loop(model, optimizer, 0)
+        with states.unguarded():
+            assert all(type(p) is nn.Parameter for p in model.parameters())
+        assert all(is_guarded(p) for p in model.parameters())
+        with states.present("layers.1", "head"):
+            assert not is_guarded(model.head.weight) and is_guarded(model.embedding.weight)
+        assert is_guarded(model.head.weight)
+        assert plain_loop(model, optimizer, 1) == reference(2).losses[1]
+
+
 def test_what_is_written_to_a_parameter_is_trained_on_from_there(tmp_path):
     def write(model):
         with torch.no_grad():
@@ -169,6 +183,41 @@ def test_evaluation_in_between(placements, tmp_path):
                 model.train()
             loss_of(model, 7)  # a pass whose backward never comes
     assert losses == reference(4).losses
+
+
+@pytest.mark.parametrize("update", ["after", "backward"])
+def test_whoever_runs_regions_can_say_when_instead_of_hooks(update, tmp_path):
+    """As a runtime does that gives modules a forward of its own: no hooks on any module."""
+    model = net()
+    optimizer = adamw(model)
+
+    def told(path, module, forward):
+        def run(x):
+            states.before_region_forward(path)
+            with torch.autograd.graph.saved_tensors_hooks(states.pack, states.unpack):
+                out = forward(x)
+            states.watch(path, x, out)
+            states.after_region_forward(path)
+            return out
+
+        return run
+
+    with placed(model, optimizer, everywhere(HOST) | {"layers.1": DISK}, directory=tmp_path, masters="fp32", update=update, drive=False) as states:
+        for path in REGIONS:
+            module = model.get_submodule(path)
+            module.forward = told(path, module, module.forward)
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+        losses = []
+        for step in range(3):
+            states.before_pass()
+            loss = loss_of(model, step)
+            states.after_pass()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        assert not any(residence.is_here for residence in states.residency.residences.values())
+    assert losses == reference(3).losses
 
 
 class Checkpointed(Net):

@@ -157,6 +157,7 @@ def placed(
     seed: int = 0,
     capacity: int = 64 * MIB,
     before_copy: Any = None,
+    drive: bool = True,
     **options: Any,
 ) -> Iterator[States]:
     """Lasting state on the null device, taken away again at the end; no copy may have been lost."""
@@ -166,7 +167,7 @@ def placed(
     options = {"stream_chunk_elements": CHUNK, "cpu_chunk_elements": 2 * CHUNK, "threads": 2, **options}
     try:
         states = States(model, optimizer, placements, device, **options)
-        states.install(pool=pool, store=store)
+        states.install(pool=pool, store=store, drive=drive)
         try:
             yield states
         finally:

@@ -76,19 +76,20 @@ class Driver:
             if self._entered and self._entered[-1][0] is module:
                 self._entered.pop()[1].__exit__(None, None, None)
             if torch.is_grad_enabled():
-                self._watch(path, (args, kwargs), output)
+                watch(self._listener, path, (args, kwargs), output)
             self._listener.after_region_forward(path)
 
         return after
 
-    def _watch(self, path: str, inputs: Any, output: Any) -> None:
-        listener = self._listener
-        results = _with_gradients(output)
-        if results and not in_backward():
-            register_multi_grad_hook(results, lambda _: listener.before_region_backward(path), mode="any")
-        given = _with_gradients(inputs)
-        if given:
-            register_multi_grad_hook(given, lambda _: listener.inputs_done(path), mode="all")
+
+def watch(listener: Listener, path: str, inputs: Any, output: Any) -> None:
+    """Have a region's backward announced: its beginning by the gradient of what it returned, its end by those of what it was given."""
+    results = _with_gradients(output)
+    if results and not in_backward():
+        register_multi_grad_hook(results, lambda _: listener.before_region_backward(path), mode="any")
+    given = _with_gradients(inputs)
+    if given:
+        register_multi_grad_hook(given, lambda _: listener.inputs_done(path), mode="all")
 
 
 def _with_gradients(value: Any) -> list[torch.Tensor]:

@@ -147,6 +147,10 @@ class Residence:
         self._device.resize(self._storage, 0)
         guard(self.parameters, self._ask)
 
+    def guard_if_away(self) -> None:
+        if not self.is_here:
+            guard(self.parameters, self._ask)
+
     def outdate(self, *, in_use: bool) -> None:
         """An update is about to change what is at home. What is on the device goes, or will not count as being here any more."""
         if not in_use and self.users == 0:

@@ -53,18 +53,18 @@ class Residency:
                 for home in homes:
                     home.arrived.clear()
         for home in self._by_region.get("", ()):
-            self._be_there(home)
+            self.be_there(home)
 
     def after_pass(self) -> None:
         if self._in_pass and self._seen and not in_backward():
             self.order = self._seen
         self._in_pass = self._in_pass and in_backward()
         for home in self._by_region.get("", ()):
-            self._not_used(home, keep=torch.is_grad_enabled())
+            self.not_used(home, keep=torch.is_grad_enabled())
 
     def before_forward(self, path: str) -> None:
         for home in self._by_region.get(path, ()):
-            self._be_there(home)
+            self.be_there(home)
         if in_backward():
             return  # a recomputation: what comes next is known from backward
         if self._in_pass:
@@ -76,7 +76,7 @@ class Residency:
     def after_forward(self, path: str) -> None:
         last = self.order[-self._ahead - 1 :]  # backward begins with these
         for home in self._by_region.get(path, ()):
-            self._not_used(home, keep=in_backward() or (torch.is_grad_enabled() and path in last))
+            self.not_used(home, keep=in_backward() or (torch.is_grad_enabled() and path in last))
 
     # -- backward -----------------------------------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class Residency:
     def after_backward(self, path: str) -> None:
         for home in self._by_region.get(path, ()):
             if len(home.unit.regions) == 1:  # what several regions share goes when the whole backward is over
-                self._not_used(home, keep=False, used=False)
+                self.not_used(home, keep=False, used=False)
 
     def pack(self, tensor: torch.Tensor) -> Any:
         residence = self._storages.get(id(tensor.untyped_storage())) if self._storages else None
@@ -136,7 +136,7 @@ class Residency:
     def loaded(self, path: str) -> None:
         """A state_dict has been loaded into a region: what came for that goes again."""
         for home in self._by_region.get(path, ()):
-            self._not_used(home, keep=False, used=False)
+            self.not_used(home, keep=False, used=False)
 
     def make_room(self) -> None:
         """Give back what came ahead of its use."""
@@ -148,10 +148,10 @@ class Residency:
         self._backward = -1
         self._inputs_done.clear()
         for home in self.residences:
-            self._not_used(home, keep=False, used=False)
+            self.not_used(home, keep=False, used=False)
         self._over()
 
-    def _be_there(self, home: Stored) -> None:
+    def be_there(self, home: Stored) -> None:
         residence = self.residences.get(home)
         if residence is None:
             self._finish(home)
@@ -159,7 +159,7 @@ class Residency:
             residence.arrive()
             residence.users += 1
 
-    def _not_used(self, home: Stored, *, keep: bool, used: bool = True) -> None:
+    def not_used(self, home: Stored, *, keep: bool, used: bool = True) -> None:
         residence = self.residences.get(home)
         if residence is not None:
             residence.users = max(0, residence.users - used)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from ..lanes import Lane
 from ..nvme import NvmeStore
 from .arithmetic import Arithmetic, Formula, Torchs
 from .checkpoint import Checkpoints
-from .driver import Driver
+from .driver import Driver, watch
 from .facade import Facade
 from .gradients import Gradient, Shelf, Traffic
 from .guards import unguard
@@ -148,6 +148,20 @@ class States:
         for home in self.stored:
             self._finish(home)
 
+    @contextlib.contextmanager
+    def unguarded(self) -> Iterator[None]:
+        """Parameters as plain parameters, for whoever looks at their shapes and asks for their class, such as a capture. Those that are away have
+        no bytes, and reading one would end the process: only for code that reads none."""
+        self.flush()
+        gone = [residence for residence in self.residency.residences.values() if not residence.is_here]
+        for residence in gone:
+            unguard(residence.parameters)
+        try:
+            yield
+        finally:
+            for residence in gone:
+                residence.guard_if_away()
+
     def close(self) -> None:
         """Model and optimizer as they were: parameters on the device they came from, state in the optimizer, in torch's layout.
 
@@ -177,6 +191,16 @@ class States:
         """What runs the updates, in one line."""
         return "updates are torch's own" if self._passes is None else self._passes.words()
 
+    @contextlib.contextmanager
+    def present(self, *paths: str) -> Iterator[None]:
+        """The parameters of these regions are on the device and updated, for whoever runs or measures their modules by themselves."""
+        homes = [home for path in dict.fromkeys(paths) for home in self._by_region.get(path, ())]
+        with contextlib.ExitStack() as stack:
+            for home in homes:
+                self.residency.be_there(home)
+                stack.callback(self.residency.not_used, home, keep=False)
+            yield
+
     # -- regions ------------------------------------------------------------------------------------------------------------------------
 
     def before_pass(self) -> None:
@@ -195,6 +219,10 @@ class States:
 
     def after_region_forward(self, path: str) -> None:
         self.residency.after_forward(path)
+
+    def watch(self, path: str, inputs: Any, output: Any) -> None:
+        """Have a region's backward announced by autograd: call it with what the region was given and what it returned, if gradients are on."""
+        watch(self, path, inputs, output)
 
     def before_region_backward(self, path: str) -> None:
         """Called inside backward, before the first op of the region's."""
