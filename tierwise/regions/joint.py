@@ -20,7 +20,7 @@ from .torch_compat import CustomPartitionerFn, aot_with_partition, flops_of, ind
 from .tracing import as_one_graph, capture_errors_explained, cause_of
 from .values import GIVEN, JointGraph, JointValue, Kind
 
-__all__ = ["Look", "describe", "look_at", "values_of"]
+__all__ = ["Look", "describe", "look_at", "prepared", "values_of"]
 
 
 def describe(
@@ -86,14 +86,19 @@ class Look(CustomPartitionerFn):  # type: ignore[misc]
         self.forward_outputs = kwargs["num_fwd_outputs"]
         static = kwargs.get("static_lifetime_input_indices") or ()
         self.joint = gm
-        prepare(gm, compiled=self.compiled)
-        graph = values_of(gm, forward_outputs=self.forward_outputs, static_inputs=static, compiled=self.compiled)
-        saved = min_cut_saved(gm, static, self.forward_outputs) if self.compiled else graph.named
-        self.seen = replace(graph, keep=_kept(graph, saved))
+        self.seen = prepared(gm, forward_outputs=self.forward_outputs, static_inputs=static, compiled=self.compiled)
         raise _Stopped
 
     def uuid(self) -> None:
         return None
+
+
+def prepared(joint: fx.GraphModule, *, forward_outputs: int, static_inputs: Sequence[int], compiled: bool) -> JointGraph:
+    """The joint graph made ready to be split, and its values, with what to keep when memory does not matter."""
+    prepare(joint, compiled=compiled)
+    graph = values_of(joint, forward_outputs=forward_outputs, static_inputs=static_inputs, compiled=compiled)
+    saved = min_cut_saved(joint, static_inputs, forward_outputs) if compiled else graph.named
+    return replace(graph, keep=_kept(graph, saved))
 
 
 def values_of(joint: fx.GraphModule, *, forward_outputs: int, static_inputs: Sequence[int], compiled: bool) -> JointGraph:

@@ -16,8 +16,9 @@ from .options import Option
 from .prepare import prepare
 from .random_state import draw, draw_again
 from .torch_compat import CustomPartitionerFn, ordered_for_memory, split_graph, with_early_parts
+from .values import JointGraph
 
-__all__ = ["OptionPartitioner", "split"]
+__all__ = ["OptionPartitioner", "fingerprint", "split", "split_prepared"]
 
 
 class OptionPartitioner(CustomPartitionerFn):  # type: ignore[misc]
@@ -33,10 +34,15 @@ class OptionPartitioner(CustomPartitionerFn):  # type: ignore[misc]
 
     def uuid(self) -> str:
         """What Inductor's cache on disk knows this split by."""
-        digest = hashlib.sha256(self.option.to_json().encode())
-        for path in sorted(Path(__file__).parent.glob("*.py")):
-            digest.update(path.read_bytes())
-        return digest.hexdigest()
+        return fingerprint(self.option.to_json())
+
+
+def fingerprint(choice: str) -> str:
+    """Of a choice and of the code that carries it out."""
+    digest = hashlib.sha256(choice.encode())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def split(
@@ -50,6 +56,11 @@ def split(
             f"this call gives graph {graph.fingerprint}, and option {option.name} is for {option.graph}; "
             "calls of one class need the same code, the same switches and gradients for the same inputs"
         )
+    return split_prepared(joint, graph, option, forward_outputs=forward_outputs)
+
+
+def split_prepared(joint: fx.GraphModule, graph: JointGraph, option: Option, *, forward_outputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The same of a joint graph that is prepared, with its values."""
     handover = graph.hand_over(option.saved)
     named = {node.name: node for node in joint.graph.nodes}
     between = [named[name] for name in (*handover.given, *handover.saved) if named[name].op != "get_attr"]
