@@ -20,6 +20,7 @@ PUBLIC = {
     "plan_of",
     "release",
     "stats",
+    "watch",
 }
 
 

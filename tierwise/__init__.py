@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .fitting import plan_of as plan_of
     from .fitting import release as release
     from .fitting import stats as stats
+    from .integrations.watching import watch as watch
 
 __version__ = "0.1.0"
 
@@ -25,6 +26,7 @@ _HOMES = {  # public name -> the module that has it
     "plan_of": "fitting",
     "release": "fitting",
     "stats": "fitting",
+    "watch": "integrations.watching",
 }
 
 __all__ = ["__version__", *_HOMES]

@@ -21,6 +21,7 @@ def run(
     policy: Annotated[str, typer.Option("--policy", metavar="P", help="auto, or a policy of the zoo.")] = "auto",
     no_compile: Annotated[bool, typer.Option("--no-compile", help="Run blocks op by op, with the bits of eager.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Run the first step twice more and compare its gradients.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show the numbers of the steps in a line on stderr.")] = False,
     report: Annotated[str | None, typer.Option("--report", metavar="FILE", help="Write the page of the run.", show_default=False)] = None,
 ) -> int:
     """Run a training script as it is, with its memory held within a budget; its output and exit code stay its own."""
@@ -37,7 +38,7 @@ def run(
         parse_bytes(budget, of=1 << 40)
     _known(policy)
     ended = run_script(
-        command, budget=budget, host=host, pinned=pinned, nvme=nvme, policy=policy, compile=False if no_compile else None, verify=verify
+        command, watch=watch, budget=budget, host=host, pinned=pinned, nvme=nvme, policy=policy, compile=False if no_compile else None, verify=verify
     )
     if report is not None:
         _report(report, ended.run)

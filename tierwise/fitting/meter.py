@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ class Meter:
         self._fitted = fitted
         self.steps = 0
         self.record_next = self.reset_peak = False
+        self.listeners: list[Callable[[dict[str, float | int]], None]] = []  # each hears the numbers of a step when the next one begins
         self._seconds = 0.0
         self._mark: _Mark | None = None
         self._recorded: tuple[Recording, Plan] | None = None
@@ -46,6 +48,8 @@ class Meter:
         fitted, now = self._fitted, self._now()
         if self._mark is not None:
             self._seconds = now.at - self._mark.at
+            for listener in self.listeners:
+                listener(self.stats())
         self._mark = now
         self.steps += 1
         if self.record_next:

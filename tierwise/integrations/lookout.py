@@ -30,6 +30,7 @@ from ..fitting.wrapped import inside
 from ..ir import Run
 from ..units import format_bytes
 from .progress import Teller
+from .watching import watch
 
 MOST = 0.5  # of the bytes an optimizer trains: a module with less is a part of what is trained, not the model
 ALMOST_ALL = 0.95
@@ -58,8 +59,9 @@ class Trained:
 class Lookout:
     """Looks as long as it is entered; what it has fitted stays so."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings: dict[str, Any], *, watch: bool = False) -> None:
         self._settings = settings
+        self._shown = watch
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._settled: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # nothing is left to do for these
         self._parts: dict[str, float] = {}  # modules that train but are too small a part of what is trained
@@ -151,6 +153,8 @@ class Lookout:
             teller.over()
         self._failed = False
         self._watch = _Watch(found.name, fitted, found.optimizers[0])
+        if self._shown:
+            watch(found.module, show=True)
         planned = fitted.current.words()[0] if fitted.current else "there was nothing to plan in its first call"
         say("; ".join([f"{found.name}: {planned}", *found.not_planned()]))
 

@@ -24,11 +24,11 @@ class Outcome:
     run: Run | None  # of the model that was fitted last
 
 
-def run_script(words: Sequence[str], **settings: Any) -> Outcome:
+def run_script(words: Sequence[str], *, watch: bool = False, **settings: Any) -> Outcome:
     """Run `script.py ARGS` or `-m module ARGS` as Python would, its training under tierwise.fit(..., **settings)."""
     refuse_several_ranks()
     start = _module(words[1], words[2:]) if words[0] == "-m" else _file(Path(words[0]), words[1:])
-    with Lookout(settings) as lookout, _new_optimizers(lookout.note):
+    with Lookout(settings, watch=watch) as lookout, _new_optimizers(lookout.note):
         code = _as_python(start)
     return Outcome(code, lookout.finish())
 
