@@ -14,6 +14,7 @@ TierwiseError
 │   └── RecomputeLimit    ... because recomputation would take longer than it is allowed to
 ├── NotExecutable         a schedule that can be simulated but not be run as calls of regions, with the reason
 ├── NotExact              verify=True found that a planned step gives something else than the untouched one
+├── ChangedInPlace        what backward needs was written to in place after its forward; a RuntimeError, as torch raises it itself
 ├── MissingTier           the machine lacks a tier, link or processor that the policy needs
 ├── OutOfTierMemory       at run time a tier was asked for bytes it does not have
 │   ├── OutOfDeviceMemory ... the device; the runtime's own is a torch.OutOfMemoryError too
@@ -140,3 +141,7 @@ class NotExecutable(TierwiseError):
 
 class NotExact(TierwiseError):
     """A planned step does not give what the untouched one gives."""
+
+
+class ChangedInPlace(TierwiseError, RuntimeError):
+    """What backward needs was written to in place after its forward."""

@@ -370,3 +370,33 @@ def test_optimizer_comes_back_with_the_model():
     optimizer = sgd(model)
     assert fit(model, optimizer, budget=TIGHT, compile=False) == (model, optimizer)
     release(model)
+
+
+@pytest.mark.parametrize("send", [False, True])
+def test_writing_to_what_backward_needs_is_an_error_as_ever(send, monkeypatch):
+    class Writing(Tower):
+        writes = False  # not in the step that is planned
+
+        def forward(self, x, target):
+            x = self.enter(x)
+            for block in self.blocks:
+                y = block(x)
+                if self.writes:
+                    x += 1  # what the block was given, and its backward reads
+                x = y
+            return (self.leave(x) - target).square().mean()
+
+    torch.manual_seed(0)
+    model = Writing()
+    with forced(monkeypatch, "keep", send=send), fitting(model, budget="64MiB") as found:
+        expected = gradients(model(**batch(0)).backward() or model)
+        model.zero_grad()
+        model.writes = True
+        loss = model(**batch(0))
+        with pytest.raises(RuntimeError, match=r"written to in place after its forward" if send else "modified by an inplace operation"):
+            loss.backward()
+        del loss
+        assert found.below.used_bytes == 0
+        model.zero_grad()
+        model.writes = False
+        assert equal(gradients(model(**batch(0)).backward() or model), expected)

@@ -256,7 +256,7 @@ class Copies:
         storage, known = tensor.untyped_storage(), self._sent
         key = id(storage)
         reference = weakref.ref(storage, lambda _: known.pop(key, None))
-        known[key] = _Sent(reference, _version(tensor), to, weakref.ref(parcel), start)
+        known[key] = _Sent(reference, version_of(tensor), to, weakref.ref(parcel), start)
 
     def _found(self, tensor: torch.Tensor, to: str) -> tuple[_Parcel, int] | None:
         """Where the tensor's storage already went, unless it was written to since or never arrived there."""
@@ -264,7 +264,7 @@ class Copies:
         parcel = sent.parcel() if sent else None
         if sent is None or parcel is None or parcel.users[0].failed():
             return None
-        unchanged = sent.version is not None and sent.version == _version(tensor)
+        unchanged = sent.version is not None and sent.version == version_of(tensor)
         return (parcel, sent.start_bytes) if unchanged and sent.tier == to else None
 
     def _drop_arrived(self) -> None:
@@ -296,7 +296,7 @@ def _lay_down(sources: Sequence[torch.Tensor], destination: torch.Tensor, paddin
     torch.cat(pieces, out=destination)
 
 
-def _version(tensor: torch.Tensor) -> int | None:
+def version_of(tensor: torch.Tensor) -> int | None:
     """How often autograd saw the storage written to; None where it does not look."""
     return None if tensor.is_inference() else tensor._version
 

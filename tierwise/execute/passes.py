@@ -13,15 +13,15 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ..errors import OutOfHostMemory, StorageFull
+from ..errors import ChangedInPlace, OutOfHostMemory, StorageFull
 from ..ir import INPUTS, CallPlan
 from ..ir.program import EVERYTHING, MIN_OUTSIDE_BYTES, MIN_SENT_BYTES
-from .copies import Copies, Pending, Ticket
+from .copies import Copies, Pending, Ticket, version_of
 from .layout import copyable
 from .recording import Recording
 
@@ -50,12 +50,28 @@ class Trouble:
 class Saved:
     """A tensor in the hands of autograd: here, or away."""
 
-    __slots__ = ("__weakref__", "pending", "tensor", "ticket")
+    __slots__ = ("__weakref__", "is_spoiled", "pending", "tensor", "ticket", "version")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor: torch.Tensor | None = tensor
+        self.version = version_of(tensor)
         self.ticket: Ticket | None = None
         self.pending: Pending | None = None
+        self.is_spoiled = False  # written to while its bytes were being copied
+
+
+class Departure(NamedTuple):
+    """What left together. The tensors are held as long as their bytes are, to see whether somebody writes to them meanwhile."""
+
+    tickets: list[Ticket]
+    tensors: list[torch.Tensor]
+    saved: list[weakref.ref[Saved]]
+
+    def look_back(self) -> None:
+        for tensor, reference in zip(self.tensors, self.saved, strict=True):
+            saved = reference()
+            if saved is not None and saved.version != version_of(tensor):
+                saved.is_spoiled = True
 
 
 class RegionRun:
@@ -68,10 +84,9 @@ class RegionRun:
         self.is_turned = False
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        if not self.plan.call.sent:
-            return tensor
         saved = Saved(tensor)
-        self._saved.append(weakref.ref(saved))
+        if self.plan.call.sent:
+            self._saved.append(weakref.ref(saved))
         return saved
 
     def unpack(self, saved: Any) -> torch.Tensor:
@@ -85,10 +100,14 @@ class RegionRun:
         if not self.is_turned:
             self.is_turned = True
             self._pass.turned(self)
-        if isinstance(saved, torch.Tensor):
-            return saved
-        if saved.tensor is not None:
-            return saved.tensor  # type: ignore[no-any-return]
+        tensor = saved.tensor
+        if saved.is_spoiled or (tensor is not None and saved.version != version_of(tensor)):
+            raise ChangedInPlace(
+                f"a tensor that {self.module} needs for its backward was written to in place after its forward; without Tierwise this is an error "
+                "too: replace the in-place operation, or clone its input"
+            )
+        if tensor is not None:
+            return tensor  # type: ignore[no-any-return]
         pending, saved.pending = saved.pending or self._pass.fetched(saved.ticket, self.module), None
         return self._pass.copies.wait(pending)
 
@@ -96,23 +115,23 @@ class RegionRun:
         """The call failed: what it saved is nobody's."""
         self._saved.clear()
 
-    def send(self, inputs: Any, outputs: Any, recording: Recording | None) -> list[Ticket]:
+    def send(self, inputs: Any, outputs: Any, recording: Recording | None) -> Departure | None:
         """Start the way out of what the plan names."""
         waiting = [saved for reference in self._saved if (saved := reference()) is not None]
         if not waiting:
-            return []
+            return None
         chosen = [(name, saved) for name, saved in self._chosen(waiting, inputs, outputs) if saved.tensor is not None]
         tensors = [saved.tensor for _, saved in chosen if saved.tensor is not None]
         try:
             tickets = self._pass.copies.send_all(tensors, to=self.plan.call.tier)
         except (OutOfHostMemory, StorageFull) as error:  # before anything was written
             self._pass.trouble.say(f"what {self.module} was to send away stays on the device, which may then exceed the budget: {error}")
-            return []
+            return None
         for (name, saved), tensor, ticket in zip(chosen, tensors, tickets, strict=True):
             saved.ticket, saved.tensor = ticket, None
             if recording is not None and ticket.parcel is not None:
                 recording.was_sent(self.plan.id, name, tensor.untyped_storage().nbytes(), ticket.parcel.number)
-        return tickets
+        return Departure(tickets, tensors, [weakref.ref(saved) for _, saved in chosen])
 
     def fetch(self) -> None:
         """Start the way back of everything that is away."""
@@ -199,7 +218,7 @@ class Pass:
         self._plans = plans
         self._runs: list[weakref.ref[RegionRun]] = []  # autograd's nodes hold them
         self._times: dict[str, int] = {}
-        self._leaving: deque[tuple[int, list[Ticket]]] = deque()  # (place after whose forward they are let go, tickets)
+        self._leaving: deque[tuple[int, Departure]] = deque()  # with the place after whose forward it is let go
 
     @property
     def waits_for_backward(self) -> bool:
@@ -217,11 +236,13 @@ class Pass:
         return run
 
     def leave(self, run: RegionRun, inputs: Any, outputs: Any) -> None:
-        tickets = run.send(inputs, outputs, self.recording)
-        if tickets:
-            self._leaving.append((run.place + run.plan.call.release, tickets))
+        departure = run.send(inputs, outputs, self.recording)
+        if departure is not None:
+            self._leaving.append((run.place + run.plan.call.release, departure))
         while self._leaving and (self._leaving[0][0] <= run.place or run.place + 1 >= self._planned_calls):
-            self.copies.release_sent(self._leaving.popleft()[1])
+            departure = self._leaving.popleft()[1]
+            departure.look_back()
+            self.copies.release_sent(departure.tickets)
 
     def pack_outside(self, tensor: torch.Tensor) -> Any:
         """Ops outside of regions save a tensor."""
@@ -241,12 +262,14 @@ class Pass:
     def _send_outside(self) -> None:
         gap = len(self._runs)
         run = self._outside[gap]() if gap in self._outside else None
-        if run is not None and (tickets := run.send((), (), self.recording)):
-            self._leaving.append((gap + run.plan.call.release - 1, tickets))
+        if run is not None and (departure := run.send((), (), self.recording)):
+            self._leaving.append((gap + run.plan.call.release - 1, departure))
 
     def over(self) -> None:
         """The forward has returned: nothing that left is still held here."""
-        tickets = [ticket for _, group in self._leaving for ticket in group]
+        for _, departure in self._leaving:
+            departure.look_back()
+        tickets = [ticket for _, departure in self._leaving for ticket in departure.tickets]
         self._leaving.clear()
         self.copies.release_sent(tickets)
 

@@ -144,9 +144,10 @@ class Session(Trouble):
             with self.device.accounting(), _hooks_outside(runner):
                 out = self._root.plain(self.model, *args, **kwargs)
         except BaseException as error:
+            held_bytes = self.device.memory().allocated_bytes
             runner.abandon()
             if isinstance(error, torch.OutOfMemoryError) and not isinstance(error, DeviceFull):
-                self._give_up(error)
+                self._give_up(error, held_bytes)
             raise
         finally:
             self._current = None
@@ -173,17 +174,18 @@ class Session(Trouble):
         self.shortages.append(Shortage(where, self.device.memory().allocated_bytes, requested_bytes(error)))
         self.say(f"the device ran out of memory in {where} although the plan fits: what could be freed was freed, it runs again, and the next "
                  "step is planned with less")  # fmt: skip
-        if self.copies is not None:
+        if isinstance(self._current, Pass):
+            self._current.over()
+        elif self.copies is not None:
             self.copies.release_sent()
         if self.device.torch_device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _give_up(self, error: torch.OutOfMemoryError) -> NoReturn:
+    def _give_up(self, error: torch.OutOfMemoryError, held_bytes: int) -> NoReturn:
         """Where nothing can be repeated: one error that says what to do."""
-        held = self.device.memory().allocated_bytes
-        self.shortages.append(Shortage("the forward", held, requested_bytes(error)))
+        self.shortages.append(Shortage("the forward", held_bytes, requested_bytes(error)))
         raise DeviceFull(
-            f"the device ran out of memory in the forward although the plan fits ({format_bytes(held)} were allocated; {error}); the next step is "
+            f"the device ran out of memory in the forward although the plan fits ({format_bytes(held_bytes)} were allocated; {error}); the next step is "
             "planned with less, so it can be tried again; if that fails too, use a smaller batch or a lower budget="
         ) from error
 
@@ -212,18 +214,16 @@ class PlannedPass(Pass):
             return region.plain(region.module, *args, **kwargs)
         if self.recording is not None:
             self.recording.forward(run.plan.id)
-        device = self._session.device
-        before = _State(region, device)
+        before, out, is_done = _State(region, self._session.device), None, False
         try:
-            out = self._attempt(region, run, args, kwargs)
+            out, is_done = self._attempt(region, run, args, kwargs), True
         except torch.OutOfMemoryError as error:
             if not before.can_be_restored():
                 raise
             run.forget()
             self._session.make_room(region.name, error)
             error.__traceback__ = None  # its frames keep what the first attempt had made
-            out = None
-        if out is None:
+        if not is_done:
             before.restore()
             out = self._attempt(region, run, args, kwargs)
         self.leave(run, (args, kwargs), out)
@@ -233,8 +233,10 @@ class PlannedPass(Pass):
         return out
 
     def _attempt(self, region: RegionForward, run: RegionRun, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # Where nothing moves there is nothing to see, and a hook costs the host a few microseconds for each tensor.
-        with saved_tensors_hooks(run.pack, run.unpack) if self.moves else contextlib.nullcontext():
+        # Where nothing moves there is nothing to see, and a hook costs the host a few microseconds for each tensor. The first call tells
+        # whether the pass still waits for its backward.
+        watched = self.moves or self.recording is not None or run.place == 0
+        with saved_tensors_hooks(run.pack, run.unpack) if watched else contextlib.nullcontext():
             try:
                 return run.plan.forward(region.module, *args, **kwargs)
             except CannotCapture as error:
