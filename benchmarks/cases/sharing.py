@@ -22,14 +22,14 @@ COPY_BYTES = 1 << 28
 
 
 def run(*, device: str = "cuda", parameters: int = PARAMETERS, repeats: int = 3) -> list[list[Any]]:
-    from tierwise.execute.states.passes import best_threads, parameters_per_second
+    from tierwise.execute.states.passes import best_host, parameters_per_second
 
     cores = os.cpu_count() or 1
     rows: list[list[Any]] = []
     for threads in sorted({max(1, cores // 2), max(1, cores - 2), max(1, cores - 1), cores}):
         rows.append(["formula on the CPU, nothing beside it", threads, parameters_per_second(threads, elements=parameters // 8) / 1e9, *[None] * 4])
         print(rows[-1], flush=True)
-    threads, _ = best_threads(elements=parameters // 8)
+    threads = best_host(elements=parameters // 8).threads
     for what, kinds in (("updates on the CPU", "c"), ("updates streamed", "s"), ("both at once", "cs")):
         seconds, ends = _updates(device, kinds, parameters, threads, repeats)
         rates = {kind: parameters / ends[kind] / 1e9 for kind in kinds}

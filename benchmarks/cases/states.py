@@ -115,18 +115,20 @@ def row(way: Way, given: argparse.Namespace) -> dict[str, Any]:
     from tierwise.execute.host_pool import HostPool
     from tierwise.execute.null_device import NullDevice
     from tierwise.execute.nvme import NvmeStore
-    from tierwise.execute.states.passes import best_threads
+    from tierwise.execute.states.passes import HostRate, best_host
     from tierwise.execute.states.states import States
 
     cuda = given.device == "cuda"
     device: Device = CudaDevice() if cuda else NullDevice(8 << 30)
     shape = {name: getattr(given, name) or size for name, size in (LARGE if way.shape == "7B" else SHAPE).items()}
-    threads, rate = (given.threads, None) if given.threads else best_threads() if way.on_device < 1 else (1, None)
+    host = HostRate(given.threads or 1, None, 0.0) if given.threads or way.on_device >= 1 else best_host()
     baseline_bytes = _resident_bytes()
     model = _model(shape, given.device, compiled=way.compiled)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     share = way.cpu_share if given.cpu_share is None else given.cpu_share
-    states = States(model, optimizer, placements(way, shape["layers"], share), device, update=way.update, masters="fp32", threads=threads)
+    states = States(
+        model, optimizer, placements(way, shape["layers"], share), device, update=way.update, masters="fp32", threads=host.threads, cpus=host.cpus
+    )
     needs = states.needs()
     pool = HostPool(max(1, needs.host_bytes + (64 << 20) * (needs.nvme_bytes > 0)), device)
     store = NvmeStore(given.nvme or tempfile.gettempdir(), needs.nvme_bytes, pool) if needs.nvme_bytes else None
@@ -170,8 +172,8 @@ def row(way: Way, given: argparse.Namespace) -> dict[str, Any]:
         "planned_host_bytes": needs.host_bytes + needs.parameter_host_bytes,
         "nvme_bytes": needs.nvme_bytes or None,
         "written_bytes": None if store is None else (store.bytes_written - written) // given.steps,
-        "update_rate": rate,
-        "threads": threads,
+        "update_rate": host.parameters_per_second or None,
+        "threads": host.threads,
         "cpu_share": share if way.on_device < 1 else None,
         "install_seconds": install_seconds,
         "parameters": sum(p.numel() for p in model.parameters()),

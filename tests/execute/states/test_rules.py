@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import time
 
@@ -12,7 +13,7 @@ import torch
 from tierwise.errors import BadInput
 from tierwise.execute.states import cpu_pass, passes
 from tierwise.execute.states.cpu_pass import open_cpu_pass
-from tierwise.execute.states.passes import Passes, best_threads, parameters_per_second, same_bits
+from tierwise.execute.states.passes import Passes, best_host, numa_nodes, parameters_per_second, running_on, same_bits
 from tierwise.execute.states.rules import ADAM, ADAMW, MOMENTUM, PLAIN, apply_rule, rule_of
 
 HOST = torch.device("cpu")
@@ -175,8 +176,19 @@ def test_the_rate_of_updates_can_be_measured():
     for compiled in (True, False):
         assert parameters_per_second(2, compiled=compiled, elements=1 << 16, repeats=1) > 1e4
     assert parameters_per_second(1, elements=1 << 16, repeats=1, cpus=[0]) > 1e4
-    threads, rate = best_threads([1, 2], elements=1 << 16)
-    assert threads in (1, 2) and rate > 1e4
+    best = best_host([1, 2], elements=1 << 16)
+    assert best.threads in (1, 2) and best.parameters_per_second > 1e4
+
+
+def test_threads_can_be_kept_to_some_processors():
+    assert sorted(cpu for node in numa_nodes() for cpu in node) == sorted(os.sched_getaffinity(0))
+    before = os.sched_getaffinity(0)
+    with running_on([min(before)]):
+        assert os.sched_getaffinity(0) == {min(before)}
+    assert os.sched_getaffinity(0) == before
+    chosen = Passes(HOST, threads=2, cpus=[min(before)])
+    assert os.sched_getaffinity(0) == before
+    chosen.close()
 
 
 def test_optimizers_without_a_formula_are_refused():

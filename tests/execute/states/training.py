@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -164,6 +165,7 @@ def placed(
     device = NullDevice(capacity, max_delay_seconds=delay, seed=seed, before_copy=before_copy)
     pool = HostPool(8 * MIB, device)
     store = NvmeStore(directory, 4 * MIB, pool, block_bytes=4096, requests=2) if directory is not None else None
+    free_bytes = pool.free_bytes
     options = {"stream_chunk_elements": CHUNK, "cpu_chunk_elements": 2 * CHUNK, "threads": 2, **options}
     try:
         states = States(model, optimizer, placements, device, **options)
@@ -172,6 +174,11 @@ def placed(
             yield states
         finally:
             states.close()
+        gc.collect()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None and not p.grad.is_sparse]
+        given_back = [gradient for gradient in gradients if device.owns(gradient)]
+        assert device.memory().allocated_bytes == sum(gradient.untyped_storage().nbytes() for gradient in given_back)
+        assert pool.free_bytes == free_bytes  # nothing else is kept
     finally:
         if store is not None:
             store.close()

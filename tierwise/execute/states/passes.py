@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -23,11 +26,13 @@ MEASURED_ELEMENTS = 1 << 25  # 0.9 GB: far past every cache
 
 
 class Passes:
-    """The formulas on the host and on one device. `threads`: how many the host's pass may use; by default it is measured."""
+    """The formulas on the host and on one device. `threads`: how many the host's pass may use, by default all cores but one; `cpus`: which
+    processors they run on, such as those of one NUMA node."""
 
-    def __init__(self, device: torch.device, *, threads: int | None = None, compiled: bool = True) -> None:
+    def __init__(self, device: torch.device, *, threads: int | None = None, cpus: Sequence[int] | None = None, compiled: bool = True) -> None:
         self.device = device
-        self.host: CpuPass | None = open_cpu_pass(threads or default_threads()) if compiled else None
+        with running_on(cpus):
+            self.host: CpuPass | None = open_cpu_pass(threads or default_threads()) if compiled else None
         if self.host is not None and not _host_is_right():
             _log.warning("the compiled update pass differs from the formula on this processor, so updates on the CPU run op by op")
             self.host.close()
@@ -129,12 +134,14 @@ def parameters_per_second(
 
     `cpus` are the processors to run on, such as those of one NUMA node.
     """
-    before = os.sched_getaffinity(0) if cpus is not None else None
     threads_before = torch.get_num_threads()
-    if cpus is not None:
-        os.sched_setaffinity(0, cpus)  # of this thread; the pass's threads are its children
-    run = open_cpu_pass(threads) if compiled else None
-    try:
+    run: CpuPass | None = None
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(running_on(cpus))
+        stack.callback(torch.set_num_threads, threads_before)
+        run = open_cpu_pass(threads) if compiled else None
+        if run is not None:
+            stack.callback(run.close)
         torch.set_num_threads(threads)
         weights, mean, square = (torch.zeros(elements) for _ in range(3))
         gradient, out = (torch.zeros(elements, dtype=torch.bfloat16) for _ in range(2))
@@ -146,18 +153,48 @@ def parameters_per_second(
             (run or apply_rule)(ADAMW, numbers, weights, gradient, [mean, square], out)
             best = min(best, time.perf_counter() - start)
         return elements / best
+
+
+@contextlib.contextmanager
+def running_on(cpus: Sequence[int] | None) -> Iterator[None]:
+    """This thread, and the threads it starts meanwhile, on these processors only."""
+    if cpus is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
     finally:
-        torch.set_num_threads(threads_before)
-        if run is not None:
-            run.close()
-        if before is not None:
-            os.sched_setaffinity(0, before)
+        os.sched_setaffinity(0, before)
 
 
-def best_threads(candidates: Sequence[int] | None = None, *, elements: int = MEASURED_ELEMENTS) -> tuple[int, float]:
-    """The number of threads that updates fastest, and how fast; the smaller of two that are within two hundredths."""
-    most = default_threads() + 1
-    tried = sorted({max(1, count) for count in candidates or (most // 4, most // 2, most * 3 // 4, most - 1, most)})
-    rates = {threads: parameters_per_second(threads, elements=elements) for threads in tried}
-    fastest = max(rates.values())
-    return next((threads, rate) for threads, rate in rates.items() if rate >= 0.98 * fastest)
+def numa_nodes() -> list[list[int]]:
+    """The processors of each NUMA node that this process may use; one list of all where the system does not say."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    found = []
+    for path in sorted(Path("/sys/devices/system/node").glob("node[0-9]*/cpulist")):
+        ranges = [part.split("-") for part in path.read_text(encoding="utf-8").strip().split(",") if part]
+        cpus = {cpu for first, *last in ranges for cpu in range(int(first), int((last or [first])[0]) + 1)}
+        found.append(sorted(cpus & allowed))
+    return [cpus for cpus in found if cpus] or [sorted(allowed)]
+
+
+@dataclass(frozen=True, slots=True)
+class HostRate:
+    threads: int
+    cpus: tuple[int, ...] | None  # None: wherever the system puts them
+    parameters_per_second: float
+
+
+def best_host(candidates: Sequence[int] | None = None, *, elements: int = MEASURED_ELEMENTS) -> HostRate:
+    """Which threads, on which NUMA nodes, update fastest: measured. The fewest of those within two hundredths of the best."""
+    nodes = numa_nodes()
+    most = sum(map(len, nodes))
+    counts = sorted({max(1, count) for count in candidates or (most // 4, most // 2, most * 3 // 4, most - 1, most)})
+    tried: list[tuple[int, tuple[int, ...] | None]] = [(count, None) for count in counts]
+    if len(nodes) > 1:
+        tried += [(len(cpus), tuple(cpus)) for cpus in nodes]
+    rates = [HostRate(threads, cpus, parameters_per_second(threads, elements=elements, cpus=cpus)) for threads, cpus in tried]
+    fastest = max(rate.parameters_per_second for rate in rates)
+    return min((rate for rate in rates if rate.parameters_per_second >= 0.98 * fastest), key=lambda rate: rate.threads)

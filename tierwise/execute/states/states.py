@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,7 +57,7 @@ class States:
     source           values for parameters by name, such as a checkpoint that is mapped into memory
     ahead            how many regions' parameters come before they are needed
     units_in_flight  with update="backward", how many units may hold gradients for their update at once: backward waits for slower updates
-    threads          of the host, for updates
+    threads, cpus    of the host, for updates: how many, by default all cores but one, and on which processors; passes.best_host measures both
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class States:
         ahead: int = 1,
         units_in_flight: int = 4,
         threads: int | None = None,
+        cpus: Sequence[int] | None = None,
         compiled: bool = True,
         stream_chunk_elements: int = STREAM_CHUNK_ELEMENTS,
         cpu_chunk_elements: int = CPU_CHUNK_ELEMENTS,
@@ -87,7 +88,7 @@ class States:
         self.steps = 0
         sizes = {"stream_chunk_elements": stream_chunk_elements, "cpu_chunk_elements": cpu_chunk_elements}
         self.stored = [stored_of(unit, optimizer, masters) for unit in units_of(model, optimizer, placements, **sizes)]
-        self._threads, self._compiled = threads, compiled
+        self._threads, self._cpus, self._compiled = threads, cpus, compiled
         self._source = source or {}
         self._home_of = {slot.parameter: (home, slot) for home in self.stored for slot in home.unit.slots}
         self._by_region: dict[str, list[Stored]] = {}
@@ -371,7 +372,7 @@ class States:
         if self.optimizer is None:
             return Nothing()
         if self.masters == "fp32":
-            self._passes = Passes(self.device.torch_device, threads=self._threads, compiled=self._compiled)
+            self._passes = Passes(self.device.torch_device, threads=self._threads, cpus=self._cpus, compiled=self._compiled)
             return Formula(self.optimizer, self._passes)
         return Torchs(self.optimizer) if is_piecewise(self.optimizer) else Whole(self.optimizer)
 
