@@ -31,7 +31,7 @@ LEAST_GAIN = 1e-6  # share of the step's seconds by which a better answer must b
 Stages = list[list[int]]
 
 
-def _op_by_op(problem: Problem) -> list[range]:
+def op_by_op(problem: Problem) -> list[range]:
     """Every op a node of its own, but updates, which never run again, in one."""
     ops = problem.graph.ops
     end = next((op.id for op in ops if op.phase is Phase.UPDATE), len(ops))
@@ -89,7 +89,7 @@ def find(
     exact = solver == "exact" or (solver == "auto" and len(runs) <= max_exact_nodes)
     search, fine = (
         Search(problem, nodes, only_forward=not recompute_backward, first_again=_first_backward(problem, nodes) if forward_once else 0)
-        for nodes in (runs, runs if exact or len(problem.graph.ops) > MOST_OPS else _op_by_op(problem))
+        for nodes in (runs, runs if exact or len(problem.graph.ops) > MOST_OPS else op_by_op(problem))
     )
     if (stays := bytes_that_stay(problem, recompute_backward=recompute_backward)) > problem.budget_bytes:
         search.why = f"what cannot be computed again alone takes {format_bytes(stays)}"

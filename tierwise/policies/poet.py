@@ -25,7 +25,7 @@ from ._gaps import Swap, build, gaps
 from ._milp import Status
 from ._nodes import Nodes, runs_of
 from ._paged import PagedProgram
-from ._stages import FIRST_ANSWERS, Search, bytes_that_stay, unit_bytes
+from ._stages import FIRST_ANSWERS, MOST_OPS, Search, bytes_that_stay, op_by_op, unit_bytes
 
 DECIDES = "what to recompute and what to swap"
 FIDELITY = "faithful"
@@ -94,11 +94,16 @@ class _Search:
             self.best, self.best_seconds, self.note = schedule, seconds, note
 
     def drop_only(self) -> None:
-        search = Search(self.problem, [node.ops for node in self.nodes.nodes], only_forward=True)
-        search.evict(*FIRST_ANSWERS)
-        if search.best is not None:
-            search.polish()
-            self.offer(search.best, "dropping alone was the best found")
+        """Node by node, taken back where there is room, and op by op."""
+        for runs in ([node.ops for node in self.nodes.nodes], op_by_op(self.problem)):
+            search = Search(self.problem, runs, only_forward=True)
+            search.evict(*FIRST_ANSWERS)
+            if search.best is not None:
+                if len(search.nodes) == len(self.nodes):
+                    search.polish()
+                self.offer(search.best, "dropping alone was the best found")
+            if len(self.problem.graph.ops) > MOST_OPS:
+                break
 
     def solve(self, time_limit_seconds: float, relative_gap: float) -> None:
         program = PagedProgram(self.units, self.free_bytes // self.units.unit, self.problem, self.tier)
