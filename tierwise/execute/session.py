@@ -24,7 +24,7 @@ from .copies import Copies
 from .device import Device
 from .passes import Pass, RegionPlan, RegionRun, Trouble
 from .recording import Recording
-from .torch_compat import others_hold_saved_tensors
+from .torch_compat import others_hold_saved_tensors, within_transform
 
 _log = logging.getLogger("tierwise")
 
@@ -130,6 +130,9 @@ class Session(Trouble):
 
     def run_root(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.is_closed or self._current is not None or not torch.is_grad_enabled():
+            return self._root.plain(self.model, *args, **kwargs)
+        if within_transform():
+            self.say("the model is called within torch.func, such as vmap or grad, so it runs as it is, not as planned")
             return self._root.plain(self.model, *args, **kwargs)
         plans = self._before_pass(args, kwargs)
         if plans is None or self.copies is None:

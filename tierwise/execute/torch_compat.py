@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
-__all__ = ["has_hooks", "others_hold_saved_tensors", "within_backward", "without_hooks"]
+__all__ = ["has_hooks", "others_hold_saved_tensors", "within_backward", "within_transform", "without_hooks"]
 
 _WITHIN = "tierwise.within_backward"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -43,6 +43,11 @@ def others_hold_saved_tensors(ours: Any = None) -> bool:
     """Whether somebody else has hooks on saved tensors here: torch.utils.checkpoint, save_on_cpu. `ours` is the hook we put there ourselves."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
     return hooks is not None and (ours is None or hooks[0] != ours)
+
+
+def within_transform() -> bool:
+    """Whether torch.func is at work here, with tensors that have no storage."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def within_backward(outputs: Iterable[torch.Tensor], mode: Callable[[], TorchDispatchMode | None]) -> None:

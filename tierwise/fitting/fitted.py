@@ -100,7 +100,8 @@ class Fitted:
         """The plan for calls of this shape, made now if there is none."""
         key = self._key(args, kwargs)
         if key not in self.plans:
-            with torch.random.fork_rng(devices=[self.device.torch_device] if self.device.torch_device.type == "cuda" else []):
+            cards = [self.device.torch_device] if self.device.torch_device.type == "cuda" else []
+            with torch.random.fork_rng(devices=cards), torch.autograd.set_detect_anomaly(False):  # what is traced has no numbers to look at
                 if key not in self._menus:
                     self._menus[key] = self._menu(args, kwargs)
                 self.plans[key] = self._made(self._menus[key])
