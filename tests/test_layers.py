@@ -11,7 +11,8 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "tierwise"
 STAGES = {"ir", "capture", "profile", "policies", "simulate", "regions", "lower", "execute", "report", "traces", "machines", "zoo"}
-COMPOSERS = {"pipeline", "estimation", "measurement", "demonstration", "fitting", "cli", "integrations", "__init__", "__main__"}  # these may import everything
+# These may import everything.
+COMPOSERS = {"pipeline", "estimation", "measurement", "demonstration", "fitting", "cli", "integrations", "__init__", "__main__"}
 SHARED = {"ir", "errors", "units", "__init__"}  # everyone may import these; __init__ has the version
 # In the right direction only: whoever searches simulates, and what is compiled for running is compiled the same way for measuring.
 ALSO = {("policies", "simulate"), ("lower", "simulate"), ("lower", "regions"), ("profile", "regions"), ("execute", "regions")}

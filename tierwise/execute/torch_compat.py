@@ -56,12 +56,13 @@ def within_backward(outputs: Iterable[torch.Tensor], mode: Callable[[], TorchDis
     The mode is pushed by a hook before a node and popped by one behind it. Where the node fails, the engine puts back the modes that
     were there before it.
     """
-    waiting = [tensor.grad_fn for tensor in outputs]
+    waiting: list[Any] = [tensor.grad_fn for tensor in outputs]
     while waiting:
         node = waiting.pop()
-        if node is None or node.metadata.get(_WITHIN) is mode:  # nodes that add to a gradient may serve one graph after the other
+        metadata: Any = None if node is None else node.metadata  # a dict, whatever torch's own types say
+        if node is None or metadata.get(_WITHIN) is mode:  # nodes that add to a gradient may serve one graph after the other
             continue
-        node.metadata[_WITHIN] = mode
+        metadata[_WITHIN] = mode
         waiting += [source for source, _ in node.next_functions]
         _run_within(node, mode)
 
