@@ -68,7 +68,7 @@ def _null_machine(device: Device) -> Machine:
         Link("hbm", "nvme", {"out": _NULL_RATE, "disk write": _NULL_RATE / 8}, 1e-4, "dram", BOUNCE_BYTES),
         Link("nvme", "hbm", {"in": _NULL_RATE, "disk read": _NULL_RATE / 8}, 1e-4, "dram", BOUNCE_BYTES),
     )
-    rates = {"fp32": 3e10 * cores, "tf32": 3e10 * cores, "bf16": 1e9 * cores, "fp16": 1e9 * cores}
+    rates = {"fp64": 1.5e10 * cores, "fp32": 3e10 * cores, "tf32": 3e10 * cores, "bf16": 1e9 * cores, "fp16": 1e9 * cores}
     return Machine(
         name="this CPU in the place of a GPU",
         tiers=(Tier("hbm", device.capacity_bytes), Tier("dram", int(available_host_bytes() * HOST_SHARE)), Tier("nvme", 1 << 40)),
