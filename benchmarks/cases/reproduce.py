@@ -22,7 +22,7 @@ from benchmarks import results
 
 NEEDS = "traces"
 ARTIFACTS = {"dtr": "*.json*", "g10": "*.json*"}
-CAPTURED = ("capuchin", "megatron", "monet", "vdnn", "zero")  # no traces: steps are captured, or it is arithmetic
+CAPTURED = ("capuchin", "megatron", "monet", "ratel", "vdnn", "zero")  # no traces: steps are captured, or it is arithmetic
 BASELINE = "keep_all"
 
 

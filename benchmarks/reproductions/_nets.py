@@ -134,3 +134,44 @@ def mobilenet_v2(batch: int = 64) -> tuple[nn.Module, dict[str, Tensor]]:
 
 def googlenet(batch: int = 64) -> tuple[nn.Module, dict[str, Tensor]]:
     return GoogLeNet(), _images(batch)
+
+
+class Body(nn.Module):
+    """A language model up to its last norm: what is in front of the vocabulary, with a loss that costs nothing."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.token_embedding, self.position_embedding = model.token_embedding, model.position_embedding
+        self.blocks, self.norm = model.blocks, model.norm
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.token_embedding(input_ids) + self.position_embedding(torch.arange(input_ids.shape[1], device=input_ids.device))  # type: ignore[operator]
+        for block in self.blocks:  # type: ignore[union-attr]
+            x = block(x)
+        return self.norm(x).float().mean()  # type: ignore[operator]
+
+
+def gpt(layers: int, hidden: int, heads: int, batch: int, seq: int, *, body: bool = False) -> tuple[nn.Module, dict[str, Tensor]]:
+    """GPT-3's shapes with the zoo's GPT-2."""
+    from tierwise.zoo.gpt2 import GPT2
+
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        model = GPT2(vocab=50257, positions=seq, layers=layers, hidden=hidden, heads=heads)
+    finally:
+        torch.set_default_dtype(usual)
+    tokens = torch.empty(batch, seq, dtype=torch.int64)
+    return (Body(model), {"input_ids": tokens}) if body else (model, {"input_ids": tokens, "labels": tokens})
+
+
+def gpt_13b(batch: int = 8, seq: int = 1024) -> tuple[nn.Module, dict[str, Tensor]]:
+    return gpt(40, 5120, 40, batch, seq)
+
+
+def gpt_13b_body(batch: int = 8, seq: int = 1024) -> tuple[nn.Module, dict[str, Tensor]]:
+    return gpt(40, 5120, 40, batch, seq, body=True)
+
+
+def gpt_175b_body(batch: int = 8, seq: int = 1024) -> tuple[nn.Module, dict[str, Tensor]]:
+    return gpt(96, 12288, 96, batch, seq, body=True)

@@ -1,6 +1,8 @@
+import dataclasses
+
 from problems import chain, machine
 
-from tierwise.ir import Compute, Copy
+from tierwise.ir import Compute, Copy, Region, RegionCall
 from tierwise.ir.text import schedule_lines
 from tierwise.policies import plan
 from tierwise.simulate import simulate
@@ -32,6 +34,16 @@ def test_activations_move_as_far_as_the_links_have_time():
     # With a link ten times as fast all of them go, and nothing runs twice.
     problem = chain(6, weight_bytes=1, on=machine(rate=50.0, disk_rate=100.0), cpu_update_seconds=0.01)
     assert moved(problem, plan(problem, "ratel")) == (["a0", "a1", "a2", "a3", "a4"], [])
+
+
+def test_what_passes_between_layers_always_moves():
+    # The same wait for the disk; fwd1 with fwd2 and fwd3 with fwd4 are two calls of one block, and a2 and a4 are what they hand on.
+    problem = chain(6, weight_bytes=1, state_bytes=100, on=machine(rate=5.0, disk_rate=1.0), cpu_update_seconds=0.01, kinds=("matmul",))
+    ops = tuple(dataclasses.replace(op, region=(op.id - 1) // 2) if 1 <= op.id <= 4 else op for op in problem.graph.ops)
+    calls = (RegionCall(0, 0, "blocks.0"), RegionCall(1, 0, "blocks.1"))
+    graph = dataclasses.replace(problem.graph, ops=ops, regions=(Region(0, "Block", "blocks.0"),), calls=calls)
+    out, again = moved(problem, plan(dataclasses.replace(problem, graph=graph), "ratel"))
+    assert out == ["a2", "a4"] and "fwd2" not in again and "fwd4" not in again
 
 
 def test_where_the_disk_is_what_is_waited_for_recomputing_costs_nothing_and_nothing_moves():

@@ -4,8 +4,9 @@ Paper    Liao et al., ICDE 2025, arXiv:2403.06504 (first as LoHan).
 Idea     three things share the links: gradients, optimizer state and activations. Updates start in backward, so their traffic has that time; what
          traffic is left decides how many activations are moved, and the rest are computed again.
 Rule     home(optimizer state) = nvme, home(parameters) = dram; each update runs on the cpu when its gradient is there, its state read from the
-         disk and written back. Of the activations that wait for backward, those that cost most to compute again for each byte are moved, D bytes, the
-         others are made again; D minimises  max(forward, D/link) + max(backward + recompute(D), (D + parameters)/link, state/disk).
+         disk and written back. Of the activations that wait for backward, what passes between layers is always moved, and then those that cost most
+         to compute again for each byte, D bytes in all; the others are made again from them. D minimises
+         max(forward, D/link) + max(backward + recompute(D), (D + parameters)/link, state/disk).
 Differs  formulas as reconstructed from the authors' code, which orders the tensors of a transformer layer by a table; here the order is by seconds
          for each byte. Spilling activations to the disk is left out. Updates run in the same process.
 """
@@ -13,6 +14,7 @@ Differs  formulas as reconstructed from the authors' code, which orders the tens
 from __future__ import annotations
 
 from ..ir import Phase, Problem, Role, Schedule
+from ._blocks import blocks
 from ._gaps import Drop, Swap, build
 from ._lasting import away, movable
 from ._layers import saved_for_backward
@@ -31,8 +33,10 @@ def plan(problem: Problem, *, ahead: int = 1, parameters: str = "dram", state: s
     moved = movable(problem)
     # Only what can be made again is there to choose; it is moved most worth first.
     saved = [entry for entry in saved_for_backward(graph) if entry[0] in graph.recomputable and entry[2] > entry[1] + 1]
-    saved.sort(key=lambda entry: (-_seconds(problem, entry[0]) / graph.storages[entry[0]].nbytes, entry[0]))
-    count = _traffic_aware(problem, moved, [entry[0] for entry in saved]) if swapped is None else max(0, min(swapped, len(saved)))
+    between = {storage for block in blocks(graph) for storage in block.outputs} if graph.calls else set()
+    saved.sort(key=lambda entry: (entry[0] not in between, -_seconds(problem, entry[0]) / graph.storages[entry[0]].nbytes, entry[0]))
+    least = sum(entry[0] in between for entry in saved)
+    count = _traffic_aware(problem, moved, [entry[0] for entry in saved], least) if swapped is None else max(0, min(swapped, len(saved)))
     swaps = [
         Swap(storage, "dram", leaves_at(graph, storage, last), free_at=last + 1, in_at=max(last + 1, needed - ahead))
         for storage, last, needed in saved[:count]
@@ -48,8 +52,8 @@ def _seconds(problem: Problem, storage: int) -> float:
     return 0.0 if producer is None else problem.device_seconds[producer]
 
 
-def _traffic_aware(problem: Problem, moved: list[int], order: list[int]) -> int:
-    """How many, first in this order, to move: the sum of forward and backward is least."""
+def _traffic_aware(problem: Problem, moved: list[int], order: list[int], least: int) -> int:
+    """How many, first in this order and at least so many, to move: the sum of forward and backward is least."""
     graph, machine, device = problem.graph, problem.machine, problem.device_tier
     size = [storage.nbytes for storage in graph.storages]
     forward = sum(problem.device_seconds[op.id] for op in graph.ops if op.phase is Phase.FORWARD)
@@ -67,5 +71,6 @@ def _traffic_aware(problem: Problem, moved: list[int], order: list[int]) -> int:
             out += size[order[count - 1]]
             again -= costs[order[count - 1]]
         seconds = max(forward, out / link) + max(backward + again, (out + parameters) / link, disk)
-        best = min(best, (seconds, count))
+        if count >= least:
+            best = min(best, (seconds, count))
     return best[1]
