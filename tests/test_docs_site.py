@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from tierwise.cli import VERBS, app
+from tierwise.cli import VERBS, app, with_script_apart
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
@@ -36,6 +36,9 @@ def test_commands_in_the_docs_exist(page):
     for line in re.findall(r"^\$ tierwise (.+)$", page.read_text(encoding="utf-8"), re.M):
         verb, *words = line.split("#")[0].split()
         assert verb in known, f"{page.name}: tierwise {verb}"
+        if verb == "run":
+            _, *words = with_script_apart([verb, *words])
+            words = words[: words.index("--")]
         options = {name for parameter in known[verb].params for name in parameter.opts}
         assert {word for word in words if word.startswith("-")} <= options, f"{page.name}: {line}"
 

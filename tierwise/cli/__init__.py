@@ -78,11 +78,11 @@ def _run(words: list[str]) -> object:
     if len(words) == 1 and (verb := VERBS.get(words[0])) and all(p.default is not p.empty for p in inspect.signature(verb).parameters.values()):
         return verb()  # nothing to parse, and typer's parser takes longer to start than the verb takes to answer
     if words[0] == "run":
-        words = _with_script_apart(words)
+        words = with_script_apart(words)
     return app(args=words, prog_name="tierwise", standalone_mode=False)
 
 
-def _with_script_apart(words: list[str]) -> list[str]:
+def with_script_apart(words: list[str]) -> list[str]:
     """The options of a script are its own: they stand behind --, where nobody parses them."""
     import typer.main
 
