@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -122,8 +121,8 @@ def row(way: Way, given: argparse.Namespace) -> dict[str, Any]:
     device: Device = CudaDevice() if cuda else NullDevice(8 << 30)
     shape = {name: getattr(given, name) or size for name, size in (LARGE if way.shape == "7B" else SHAPE).items()}
     host = HostRate(given.threads or 1, None, 0.0) if given.threads or way.on_device >= 1 else best_host()
-    baseline_bytes = _resident_bytes()
     model = _model(shape, given.device, compiled=way.compiled)
+    baseline_bytes = _resident_bytes()  # libraries, and whatever else was there before anything was placed
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     share = way.cpu_share if given.cpu_share is None else given.cpu_share
     states = States(
@@ -245,7 +244,9 @@ def _loss(model: Any, tokens: Any) -> Any:
 
 
 def _resident_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
 
 
 def main() -> None:
