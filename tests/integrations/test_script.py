@@ -205,3 +205,23 @@ def test_as_its_own_process(tmp_path, expected):
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(TESTS)})
     assert (ran.returncode, ran.stdout) == (5, expected(LOOP)), ran.stderr
     assert ran.stderr.count("tierwise: ") == 2 and "tierwise: 4 steps" in ran.stderr
+
+
+def test_a_model_that_cannot_be_planned_is_one_sentence(run):
+    source = LOOP.replace("model = tower()", "model = torch.nn.DataParallel(tower())")
+    code, out, said, _ = run(source)
+    assert (code, out) == (2, "") and len(said) == 1 and "CUDA_VISIBLE_DEVICES=0" in said[0]
+
+
+def test_no_call_that_can_be_seen_is_said(run):
+    _, _, said, _ = run(
+        """
+        model = tower()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        @torch.compile(backend="eager")
+        def loss_of(number):
+            return model(**number)
+        loss_of(batch(0)).backward()
+        """
+    )
+    assert len(said) == 1 and said[0].startswith("nothing was planned: no module was called with gradients") and "compiled as a whole" in said[0]

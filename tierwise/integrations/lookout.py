@@ -124,8 +124,10 @@ class Lookout:
             return plain(module, *args, **kwargs)
         self._stop_looking()  # what is traced and compiled from here on sees torch as it is
         self._settled.update(found.optimizers)
+        self._failed = True
         with self._beginning(found):
             out = plain(module, *args, **kwargs)
+        self._failed = False
         if any(other not in self._settled for other in self._living()):
             self._start_looking()
         return out
@@ -143,7 +145,6 @@ class Lookout:
             yield
             return
         teller = Teller()
-        self._failed = True
         try:
             refuse_several_ranks()
             fit(found.module, found.optimizers[0], **self._settings, progress=lambda what: teller(what))
@@ -151,7 +152,6 @@ class Lookout:
             yield
         finally:
             teller.over()
-        self._failed = False
         self._watch = _Watch(found.name, fitted, found.optimizers[0])
         if self._shown:
             watch(found.module, show=True)
@@ -196,7 +196,8 @@ class Lookout:
             say(f"nothing was planned: no module that was called holds most of what an optimizer trains; those that were: {parts}. "
                 "Call them from one module's forward, or call tierwise.fit on the largest")  # fmt: skip
         else:
-            say("nothing was planned: no module was called with gradients while an optimizer held its parameters")
+            say("nothing was planned: no module was called with gradients while an optimizer held its parameters "
+                "(what a function calls that torch.compile has compiled as a whole cannot be seen)")  # fmt: skip
         return None
 
 
