@@ -174,8 +174,11 @@ def trouble(placement, tmp_path, monkeypatch, slow=OUT, clip=True) -> bool:
     return losses != expected.losses or any(not torch.equal(saved[name], value) for name, value in expected.parameters.items())
 
 
-@pytest.mark.parametrize("placement", [CPU, STREAMED, AWAY, CPU_AWAY, DISK], ids=["cpu", "streamed", "away", "cpu-away", "disk"])
-@pytest.mark.parametrize("slow", [OUT, IN, "updates"])
+@pytest.mark.parametrize(
+    ("placement", "slow"),
+    [(CPU, IN), (CPU, "updates"), (STREAMED, OUT), (STREAMED, IN), (AWAY, OUT), (CPU_AWAY, "updates"), (DISK, IN)],
+    ids=lambda value: value if isinstance(value, str) else f"{value.update}-{value.state}-{value.parameters}",
+)
 def test_with_all_safeguards_nothing_is_wrong(placement, slow, tmp_path, monkeypatch):
     assert not trouble(placement, tmp_path, monkeypatch, slow, clip=False)
 
