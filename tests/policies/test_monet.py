@@ -1,9 +1,11 @@
+import dataclasses
+
 import pytest
 from problems import BACKWARD, FORWARD, GraphBuilder, chain
 from reading import recomputed
 
 from tierwise.errors import BadInput, InfeasibleBudget
-from tierwise.ir import Compute, Role
+from tierwise.ir import Compute, Role, Variant, peak_bytes
 from tierwise.policies import plan
 from tierwise.simulate import simulate
 
@@ -49,3 +51,17 @@ def test_a_large_step_is_relaxed_and_rounded():
 def test_unknown_solver():
     with pytest.raises(BadInput, match="solver 'gurobi'; give one of auto, exact, rounding"):
         plan(chain(2), "monet", solver="gurobi")
+
+
+def test_to_keep_less_can_leave_room_for_faster_kernels():
+    # Everything takes 80 of 85. The faster kernels of fwd5, bwd5 and bwd4 want 15 where 70, 80 and 70 are held: bwd5 gets its own only if
+    # something is kept less.
+    problem = chain(6)
+    kernels = tuple(Variant(op.id, "fft", {"gpu": 0.1}, workspace_bytes=15) for op in problem.graph.ops if op.name in ("fwd5", "bwd5", "bwd4"))
+    offered = dataclasses.replace(problem, costs=dataclasses.replace(problem.costs, variants=kernels)).with_budget(85)
+    schedule = plan(offered, "monet")
+    plain = plan(problem.with_budget(85), "monet")
+    assert simulate(problem, plain).seconds == 13
+    assert simulate(offered, schedule).seconds < 13
+    assert peak_bytes(offered, schedule)["hbm"] <= 85
+    assert {step.variant for step in schedule.steps if isinstance(step, Compute)} == {"", "fft"}

@@ -1,8 +1,11 @@
+import dataclasses
+
 import pytest
 from problems import chain, skip
 from reading import copied, copied_before, recomputed
 
 from tierwise.errors import InfeasibleBudget
+from tierwise.ir import Compute, Variant
 from tierwise.policies import plan
 from tierwise.policies.superneurons import checkpoints
 from tierwise.simulate import simulate
@@ -60,3 +63,16 @@ def test_the_least_budget_is_what_one_op_touches():
         plan(problem.with_budget(20), "superneurons")
     assert caught.value.least_bytes == 30  # d5, a4 and d4
     assert simulate(problem.with_budget(30), plan(problem.with_budget(30), "superneurons")).peak_bytes["hbm"] == 30
+
+
+def test_what_room_is_left_goes_to_faster_kernels():
+    # 60 bytes hold everything. A kernel that takes 20 bytes and a quarter of the time fits where at most 40 are held: in fwd0 to fwd2 (20, 30
+    # and 40) and in bwd1 and bwd0 (batch, a0, d1, d0; then batch and d0). Each of these saves three quarters of a second.
+    problem = chain(4)
+    kernels = tuple(Variant(op.id, "fft", {"gpu": 0.25}, workspace_bytes=20) for op in problem.graph.ops if op.name != "loss")
+    offered = dataclasses.replace(problem, costs=dataclasses.replace(problem.costs, variants=kernels)).with_budget(60)
+    schedule = plan(offered, "superneurons")
+    fast = [problem.graph.ops[step.op].name for step in schedule.steps if isinstance(step, Compute) and step.variant]
+    assert fast == ["fwd0", "fwd1", "fwd2", "bwd1", "bwd0"]
+    assert simulate(offered, schedule).seconds == 9 - 5 * 0.75
+    assert simulate(offered, schedule).peak_bytes["hbm"] == 60

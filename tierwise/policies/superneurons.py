@@ -6,9 +6,9 @@ Rule     checkpoints are the outputs of CONV, FC, JOIN and CONCAT layers and wha
          l_peak = the most bytes one backward layer touches. A segment between checkpoints whose outputs sum to at most l_peak is computed once and
          stays for its backward (speed-centric); a larger one anew for each layer, from its checkpoint (memory-centric).
          Nothing is copied until bytes run out; then the least recently used goes to the host (tensor cache). In backward, while a checkpoint
-         layer runs, what the next one reads is fetched, if there is room.
-Differs  convolution algorithms are not chosen by free bytes. Attention counts as FC. l_peak is taken over ops. A copy on the host that still
-         holds is not written twice. The release fetches on demand (prefetch=False).
+         layer runs, what the next one reads is fetched, if there is room. Each op runs by the fastest kernel whose workspace then fits.
+Differs  kernels are the step's variants, and captured steps have none unless they are given. Attention counts as FC. l_peak is taken over ops.
+         A copy on the host that still holds is not written twice. The release fetches on demand (prefetch=False).
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from ..ir import Compute, Graph, Op, Phase, Problem, Role, Schedule
 from ._cache import swap_least_recent
 from ._gaps import Drop, build, can_recompute
 from ._layers import is_conv, is_dense, saved_for_backward
+from ._room import fastest_with_room
 
-DECIDES = "recompute by layer type, swap the rest when bytes run out"
+DECIDES = "recompute by layer type, swap the rest when bytes run out; kernels"
 FIDELITY = "faithful"
 EXECUTABLE = "simulated only: it sends out what was used longest ago at the op whose allocation fails, where no region begins or ends"
 REQUIRES = {"dram"}
@@ -34,13 +35,14 @@ def plan(problem: Problem, *, prefetch: bool = True, tier: str = "dram") -> Sche
     ]
     large = _memory_centric(graph, kept)
     recomputed = build(problem, drops=dropped, keep_recomputed=lambda storage, _, __: storage not in large, kept=kept)
-    return swap_least_recent(
+    cached = swap_least_recent(
         problem,
         recomputed,
         tier=tier,
         movable=lambda storage: graph.storages[storage].role in (Role.ACTIVATION, Role.INPUT) and not graph.storages[storage].lasting,
         ahead=_prefetches(graph, recomputed) if prefetch else {},
     )
+    return fastest_with_room(problem, cached)
 
 
 def checkpoints(graph: Graph) -> set[int]:
