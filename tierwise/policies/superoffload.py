@@ -11,9 +11,9 @@ Differs  for PCIe machines too. Which end casts is not chosen: the graph says wh
 
 from __future__ import annotations
 
-from ..errors import BadInput, InfeasibleBudget
+from ..errors import BadInput
 from ..ir import Phase, Problem, Schedule
-from ._fit import device_peak
+from ._fit import largest_that_fits
 from ._gaps import build
 from ._lasting import away, movable
 
@@ -35,11 +35,7 @@ def plan(problem: Problem, *, on_device: int | None = None, tier: str = "dram", 
     def made(kept: int) -> Schedule:
         return away(problem, base, order[: len(order) - kept], update="backward", state=tier, host=tier, processor=processor)
 
-    for kept in range(wanted, -1, -1):
-        schedule = made(kept)
-        if device_peak(problem, schedule) <= problem.budget_bytes:
-            return schedule
-    raise InfeasibleBudget("backward alone needs more than the budget", least_bytes=device_peak(problem, made(0)))
+    return largest_that_fits(problem, 0, wanted, made)[1]
 
 
 def _arrives(problem: Problem, op: int) -> float:
