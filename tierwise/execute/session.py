@@ -188,8 +188,8 @@ class Session(Trouble):
         """Where nothing can be repeated: one error that says what to do."""
         self.shortages.append(Shortage("the forward", held_bytes, requested_bytes(error)))
         raise DeviceFull(
-            f"the device ran out of memory in the forward although the plan fits ({format_bytes(held_bytes)} were allocated; {error}); the next step is "
-            "planned with less, so it can be tried again; if that fails too, use a smaller batch or a lower budget="
+            f"the device ran out of memory in the forward although the plan fits ({format_bytes(held_bytes)} were allocated; {error}); the next "
+            "step is planned with less, so it can be tried again; if that fails too, use a smaller batch or a lower budget="
         ) from error
 
 
