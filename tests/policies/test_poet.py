@@ -50,10 +50,11 @@ def test_the_program_over_gaps_is_as_good_here():
 
 
 def test_layers_as_nodes():
-    problem = transformer(layers=6, on=machine(rate=1.0)).with_budget(250)
-    schedule = plan(problem, "poet", max_nodes=16)
-    assert peak_bytes(problem, schedule)["hbm"] <= 250
-    assert simulate(problem, schedule).seconds <= simulate(problem, plan(problem, "checkmate", max_nodes=16)).seconds
+    problem = transformer(layers=3, on=machine(rate=1.0)).with_budget(140)
+    schedule = plan(problem, "poet", max_nodes=8, time_limit_seconds=5)
+    assert peak_bytes(problem, schedule)["hbm"] <= 140
+    all_again = simulate(problem, plan(problem, "oneflow")).seconds
+    assert simulate(problem, schedule).seconds < all_again
 
 
 def test_nothing_is_waited_for_that_nobody_reads():
