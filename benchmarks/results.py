@@ -126,8 +126,10 @@ def _by_share(rows: list[Row]) -> list[str]:
     cells = {(row["case"], row["way"], row["budget_share"]): _against_published(row) for row in rows}
     ways = dict.fromkeys((row["case"], row["way"]) for row in rows)
     equal = sum("(" not in cell for cell in cells.values())
-    text = "Step time against everything kept, by budget as a share of the peak with everything kept; "
-    text += f"{equal} of {len(rows)} equal the published value, which stands beside the others.\n"
+    text = "Step time against everything kept, by budget as a share of the peak with everything kept"
+    if any("published_ratio" in row for row in rows):
+        text += f"; {equal} of {len(rows)} equal the published value, which stands beside the others"
+    text += ".\n"
     return [text, *_table(["case", "way", *map(str, shares)], [[*way, *(cells.get((*way, share)) for share in shares)] for way in ways])]
 
 

@@ -1,0 +1,161 @@
+"""Write docs/zoo.md and its pictures from the latest committed result of benchmarks/cases/zoo.py: every policy, time against memory, and by year."""
+
+from __future__ import annotations
+
+import json
+import math
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from tierwise import policies
+
+HERE = Path(__file__).parent
+RESULTS = HERE.parent / "benchmarks" / "results" / "simulated"
+PICTURES = HERE / "pictures" / "zoo"
+MACHINE, REFERENCE, BOUND = "h200", "keep_all", "(no schedule is faster)"
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 720, 400, 56, 44, 16, 16
+SLOWEST = 8.0  # times keeping everything; what is slower lies on the upper edge
+
+Row = dict[str, Any]
+
+
+def main() -> None:
+    page, pictures = zoo_page()
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    for name, picture in pictures.items():
+        (PICTURES / f"{name}.svg").write_text(picture, encoding="utf-8")
+    (HERE / "zoo.md").write_text(page, encoding="utf-8")
+
+
+def zoo_page(path: Path | None = None) -> tuple[str, dict[str, str]]:
+    """The page, and its pictures by name."""
+    path = path or max(RESULTS.glob("*-zoo.json"))
+    result = json.loads(path.read_text(encoding="utf-8"))
+    rows = result["rows"]
+    here = [row for row in rows if row["case"].endswith(f" on {MACHINE}")]
+    models = list(dict.fromkeys(row["case"].removesuffix(f" on {MACHINE}") for row in here))
+    ways = sorted({row["way"] for row in rows} - {REFERENCE, BOUND})
+    shares = sorted({row["budget_share"] for row in rows if row["way"] in ways}, reverse=True)
+    pictures = {model: _picture([row for row in here if row["case"] == f"{model} on {MACHINE}"], model) for model in models}
+    parts = [
+        "# The field on one engine\n\n"
+        f"Made from `benchmarks/results/{path.parent.name}/{path.name}` by `make docs`: {result['date']}, commit {result['commit']}, "
+        f"`{result['command']}`.\n\n"
+        f"{len(ways)} published policies plan the same training steps, one judge says what is legal and one clock how long it takes. A budget is a "
+        "share of what keeping everything takes, and time is against keeping everything. Nothing ran: costs are rooflines, so what is compared is "
+        "what the policies decide, not how well their kernels are written. Models, cards and limits are in `benchmarks/cases/zoo.py`; every cell, "
+        "with the machines of the papers too, is in `benchmarks/RESULTS.md`.\n",
+        "## Time against memory\n\nEach point is a policy at one of the budgets; the line joins what nothing else beats in both. "
+        "Hollow points are not exact: they train another way, or round.\n",
+        *(_model(model, [row for row in here if row["case"] == f"{model} on {MACHINE}"], shares) for model in models),
+        "## By year\n\nOf the cells of a policy (six models, five budgets, on the H200), how many have a plan, and how much longer a step takes in "
+        "those that have one, as a geometric mean. The last two columns take the fastest exact policy published until then: a budget that nobody "
+        "before could do counts when somebody can.\n",
+        *_history(here, ways, models, shares),
+        "\n## Not in the table\n",
+        *(f"- **{absent.name}** ({absent.venue} {absent.year}): {absent.status}; {absent.reason}." for absent in policies.ABSENT),
+    ]
+    return "\n".join(parts) + "\n", pictures
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------------------------
+
+
+def is_lossy(way: str) -> bool:
+    return policies.card(way).exactness.startswith("lossy")
+
+
+def _model(model: str, rows: list[Row], shares: list[float]) -> str:
+    lines = [f"### {model}\n", f"![{model}: time against memory](pictures/zoo/{model}.svg)\n",
+             "| budget | have a plan | fastest | the next two | fastest that is not exact |", "|---|---|---|---|---|"]  # fmt: skip
+    for share in shares:
+        cells = [row for row in rows if row["budget_share"] == share and row["way"] not in (REFERENCE, BOUND)]
+        fits = sorted((row["ratio"], row["way"]) for row in cells if row["seconds"] is not None)
+        exact = [f"{way} {ratio:.3f}" for ratio, way in fits if not is_lossy(way)]
+        lossy = [f"{way} {ratio:.3f}" for ratio, way in fits if is_lossy(way)]
+        best = [*exact, "-", "-", "-"]
+        lines.append(f"| {share:g} | {len(fits)} of {len(cells)} | {best[0]} | {best[1]}, {best[2]} | {(lossy or ['-'])[0]} |")
+    return "\n".join(lines) + "\n"
+
+
+def _history(rows: list[Row], ways: list[str], models: list[str], shares: list[float]) -> list[str]:
+    cells = len(models) * len(shares)
+    best: dict[tuple[str, float], float] = {}
+    lines = ["| year | policy | venue | decides | plans | slowdown | plans until then | fastest until then |", "|---|---|---|---|---|---|---|---|"]
+    for way in sorted(ways, key=lambda way: (policies.card(way).year or 9999, way)):
+        card = policies.card(way)
+        mine = [row for row in rows if row["way"] == way and row["seconds"] is not None]
+        if not is_lossy(way):
+            for row in mine:
+                key = (row["case"], row["budget_share"])
+                best[key] = min(best.get(key, math.inf), row["ratio"])
+        mean, so_far = (_mean([row["ratio"] for row in mine]), _mean(list(best.values())))
+        lines.append(f"| {card.year or '-'} | {way}{' (not exact)' if is_lossy(way) else ''} | {card.venue or '-'} | {card.decides} | "
+                     f"{len(mine)} of {cells} | {mean} | {len(best)} of {cells} | {so_far} |")  # fmt: skip
+    return lines
+
+
+def _mean(ratios: list[float]) -> str:
+    return f"{math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}" if ratios else "-"
+
+
+# -- pictures ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _picture(rows: list[Row], model: str) -> str:
+    """Time against memory, both as shares of keeping everything; time on a logarithmic scale."""
+    kept = next(row for row in rows if row["way"] == REFERENCE)
+    points = [(row["peak_bytes"] / kept["peak_bytes"], row["ratio"], row["way"]) for row in rows if row["peak_bytes"] and row["way"] != BOUND]
+    exact = [point for point in points if not is_lossy(point[2])]
+    frontier = sorted({p for p in exact if not any(q[0] <= p[0] and q[1] <= p[1] and q[:2] != p[:2] for q in exact)})
+
+    def x(share: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * min(share, 1.05) / 1.05
+
+    def y(ratio: float) -> float:
+        low, high = math.log(0.9), math.log(SLOWEST)
+        return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * (math.log(min(max(ratio, 0.9), SLOWEST)) - low) / (high - low)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" font-family="sans-serif" font-size="11">',
+        f"<title>{escape(model)}: step time against memory</title>",
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
+    ]
+    for share in (0.2, 0.4, 0.6, 0.8, 1.0):
+        parts.append(f'<line x1="{x(share):.1f}" y1="{TOP}" x2="{x(share):.1f}" y2="{HEIGHT - BOTTOM}" stroke="#e3e6ea"/>')
+        parts.append(f'<text x="{x(share):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle" fill="#5b6570">{share:g}</text>')
+    for ratio in (1, 1.5, 2, 3, 4, 6, 8):
+        parts.append(f'<line x1="{LEFT}" y1="{y(ratio):.1f}" x2="{WIDTH - RIGHT}" y2="{y(ratio):.1f}" stroke="#e3e6ea"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y(ratio) + 4:.1f}" text-anchor="end" fill="#5b6570">{ratio:g}×</text>')
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 8}" text-anchor="end" fill="#5b6570">peak memory, of keeping everything</text>')
+    parts.append(f'<text x="{LEFT}" y="{HEIGHT - 8}" fill="#5b6570">step time, of keeping everything, logarithmic</text>')
+    parts += [_point(x(share), y(ratio), way, hollow=is_lossy(way)) for share, ratio, way in sorted(points)]
+    path = " ".join(f"{'M' if place == 0 else 'L'}{x(share):.1f},{y(ratio):.1f}" for place, (share, ratio, _) in enumerate(frontier))
+    parts.append(f'<path d="{path}" fill="none" stroke="#0b6e99" stroke-width="2"/>')
+    parts += _labels([(x(share), y(ratio), way) for share, ratio, way in frontier])
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _point(x: float, y: float, way: str, *, hollow: bool) -> str:
+    look = 'fill="none" stroke="#8a5a00"' if hollow else 'fill="#7d8894" fill-opacity="0.55"'
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" {look}><title>{escape(way)}</title></circle>'
+
+
+def _labels(points: list[tuple[float, float, str]]) -> list[str]:
+    """Names of what is on the frontier, each once, where they do not lie on each other."""
+    taken: list[tuple[float, float, float]] = []
+    found, named = [], set()
+    for x, y, way in points:
+        width = 6.2 * len(way)
+        left = min(x + 6, WIDTH - RIGHT - width)
+        if way in named or any(abs(y - 6 - other_y) < 12 and left < end and start < left + width for start, end, other_y in taken):
+            continue
+        named.add(way)
+        taken.append((left, left + width, y - 6))
+        found.append(f'<text x="{left:.1f}" y="{y - 6:.1f}" fill="#0b3f57">{escape(way)}</text>')
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""The table of every policy on every model, on a model small enough to plan at once; and the page made of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks import results
+from benchmarks.cases import zoo
+from docs import make_zoo
+from tierwise import machines, policies
+
+
+@pytest.fixture(scope="module")
+def rows():
+    zoo._problems.clear()
+    return zoo.run(["vgg-tiny"], ["chen", "vdnn", "zenflow"], workers=1)
+
+
+def test_one_row_for_each_cell(rows):
+    here = [row for row in rows if row["case"] == "vgg-tiny on h200"]
+    assert [row["way"] for row in here] == ["keep_all", *[zoo.BOUND] * 5, *["chen"] * 5, *["vdnn"] * 5, *["zenflow"] * 5]
+    assert [row["budget_share"] for row in here[-5:]] == list(zoo.SHARES)
+    assert {row["case"] for row in rows} == {f"vgg-tiny on {name}" for name in ("a100-80", "h200", "titanx-12")}
+    # The machine of a paper is for its own policy.
+    assert {row["way"] for row in rows if row["case"].endswith("a100-80")} == {"keep_all", zoo.BOUND, "zenflow"}
+
+
+def test_a_cell_has_a_time_within_its_budget_or_says_why_not(rows):
+    for row in rows:
+        if row["way"] in ("keep_all", zoo.BOUND):
+            continue
+        if row["outcome"]:
+            assert row["outcome"].startswith("needs 0.") and row.get("seconds") is None
+            assert float(row["outcome"].split()[1]) >= row["budget_share"]
+        else:
+            assert row["peak_bytes"] <= row["budget_bytes"] and row["ratio"] > 0
+    assert any(row["outcome"] for row in rows) and any(row["way"] == "vdnn" and row.get("seconds") for row in rows)
+
+
+def test_what_takes_too_long_or_breaks_says_so(monkeypatch):
+    def planned(problem, name, **options):
+        if name == "chen":
+            while True:
+                pass
+        raise ValueError("a bug")
+
+    zoo._problems.clear()
+    zoo._prepare(["vgg-tiny"], ["h200"])
+    monkeypatch.setattr(zoo, "CELL_SECONDS", 0.05)
+    problem = zoo._problems["vgg-tiny", "h200"]
+    kept = zoo._kept(problem)
+    monkeypatch.setattr(policies, "planned", planned)
+    assert zoo._planned(problem, "chen", *kept)["outcome"] == "over 0 s"
+    assert zoo._planned(problem, "vdnn", *kept)["outcome"] == "crashed: ValueError"
+
+
+def test_machines_of_papers_exist():
+    assert set(zoo.PAPER_MACHINE.values()) <= set(machines.names())
+    assert set(zoo.PAPER_MACHINE) <= set(policies.names())
+
+
+def test_the_page(rows, tmp_path):
+    path = tmp_path / "simulated" / "2026-01-01-zoo.json"
+    path.parent.mkdir()
+    kept = [dict.fromkeys(results.FIELDS) | row for row in rows]
+    path.write_text(json.dumps({"date": "2026-01-01", "commit": "abc", "command": "x", "versions": {}, "rows": kept}), encoding="utf-8")
+    page, pictures = make_zoo.zoo_page(path)
+    assert "3 published policies plan the same training steps" in page and "### vgg-tiny" in page
+    history = [line.split(" | ")[:2] for line in page.splitlines() if line.startswith("| 20")]
+    assert history == [["| 2016", "chen"], ["| 2016", "vdnn"], ["| 2025", "zenflow (not exact)"]]
+    assert "- **gtbm** (HPDC 2020): unknown" in page
+    assert pictures["vgg-tiny"].count("<circle") >= 3 and 'stroke="#8a5a00"' in pictures["vgg-tiny"]  # zenflow is hollow
