@@ -15,7 +15,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks as optimizer_hook
 
 from tierwise.cli import main
 
-BEGINNING = "import torch\nfrom fitting.training import Block, batch, tower\n"
+BEGINNING = "import torch\nimport one_arithmetic\nfrom fitting.training import Block, batch, tower\n"
 
 
 @pytest.fixture

@@ -71,15 +71,17 @@ def test_the_cache_on_disk_tells_choices_apart():
 
 @pytest.mark.slow
 def test_a_compiled_model_saves_that_and_computes_the_same(monkeypatch, capsys):
-    """The example, by the name of the backend: what is saved beyond parameters and inputs is what was allowed, whatever it was."""
+    """The example, by the name of the backend: a model of 0.42 MiB may save 0.5 MiB more."""
     torch._dynamo.reset()
     backend = example("compiler_backend")
-    kept, bounded = (printed(backend, monkeypatch, capsys, "--steps", "2", "--saved", saved) for saved in ("keep", "1MiB"))
-    losses = [[float(re.search(r"loss ([0-9.]+)", line)[1]) for line in lines] for lines in (kept, bounded)]
-    saved = [[float(re.search(r"([0-9.]+) MiB saved", line)[1]) for line in lines] for lines in (kept, bounded)]
-    assert losses[0] == losses[1]
-    parameters = 0.42 + 0.01  # MiB, and the tokens
-    assert saved[1][0] <= 1 + parameters < saved[0][0]
+    lines = printed(backend, monkeypatch, capsys, "--steps", "2", "--saved", "512KiB")
+    losses = [float(re.search(r"loss ([0-9.]+)", line)[1]) for line in lines]
+    saved = [float(re.search(r"([0-9.]+) MiB saved", line)[1]) for line in lines]
+    assert max(saved) <= 0.5 + 0.42 + 0.01  # the tokens
+    with monkeypatch.context() as plain:
+        plain.setattr(torch, "compile", lambda model, **options: model)
+        eager = printed(backend, monkeypatch, capsys, "--steps", "2")
+    assert losses == pytest.approx([float(re.search(r"loss ([0-9.]+)", line)[1]) for line in eager], abs=2e-6)
 
 
 def test_open_sizes_are_refused_with_what_to_do():

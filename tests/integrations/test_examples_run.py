@@ -1,4 +1,4 @@
-"""The examples that are not tested with their library: they run, and print what they print without a budget."""
+"""The examples that are not tested with their library: they run, and say what they should."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ def test_the_plain_loop_under_tierwise_run(process, monkeypatch, capsys):
 
 def test_the_loop_with_accelerate(monkeypatch, capsys):
     pytest.importorskip("accelerate")
-    loop = example("accelerate_loop")
-    wide, tight = (printed(loop, monkeypatch, capsys, "--steps", "2", "--budget", budget) for budget in ("1GiB", "8MiB"))
-    assert wide[:2] == tight[:2]
-    assert wide[3] == "everything fits: nothing is recomputed and nothing is copied"
-    assert any("sends" in line for line in tight)
+    lines = printed(example("accelerate_loop"), monkeypatch, capsys, "--steps", "2")
+    assert [line.split(":")[0] for line in lines[:2]] == ["step 0", "step 1"]
+    assert any("sends" in line for line in lines)

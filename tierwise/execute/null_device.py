@@ -193,8 +193,8 @@ class _Accounts:
         self.cap_bytes = cap_bytes
         self._lock = threading.Lock()
         self._counted: dict[int, int] = {}  # bytes by id of the storage
-        self._watched: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._died: deque[int] = deque()
+        self._watched: dict[int, weakref.KeyedRef[int, torch.UntypedStorage]] = {}
+        self._died: deque[weakref.KeyedRef[int, torch.UntypedStorage]] = deque()
         self._exempt: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self._live_bytes = self._peak_bytes = 0
         self.refusals = 0
@@ -209,13 +209,13 @@ class _Accounts:
         """Count the storage, or count it anew after it was resized."""
         if storage in self._exempt:
             return
-        key, died = id(storage), self._died
+        key = id(storage)
         with self._lock:
             self._settle()
             if key not in self._counted:
                 self._require(storage.nbytes())
                 self._counted[key] = 0
-                self._watched[key] = weakref.ref(storage, lambda _: died.append(key))
+                self._watched[key] = weakref.KeyedRef(storage, self._died.append, key)  # no Python runs when it dies: ctrl-C would be lost there
             self._live_bytes += storage.nbytes() - self._counted[key]
             self._counted[key] = storage.nbytes()
             self._peak_bytes = max(self._peak_bytes, self._live_bytes)
@@ -244,7 +244,7 @@ class _Accounts:
 
     def _settle(self) -> None:
         while self._died:
-            key = self._died.popleft()
+            key = self._died.popleft().key
             del self._watched[key]
             self._live_bytes -= self._counted.pop(key)
 
