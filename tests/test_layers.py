@@ -15,7 +15,8 @@ STAGES = {"ir", "capture", "profile", "policies", "simulate", "regions", "lower"
 COMPOSERS = {"pipeline", "estimation", "measurement", "demonstration", "fitting", "cli", "integrations", "__init__", "__main__"}
 SHARED = {"ir", "errors", "units", "__init__"}  # everyone may import these; __init__ has the version
 # In the right direction only: whoever searches simulates, and what is compiled for running is compiled the same way for measuring.
-ALSO = {("policies", "simulate"), ("lower", "simulate"), ("lower", "regions"), ("profile", "regions"), ("execute", "regions")}
+# A program's lasting state is laid out as the policies lay out theirs.
+ALSO = {("policies", "simulate"), ("lower", "simulate"), ("lower", "policies"), ("lower", "regions"), ("profile", "regions"), ("execute", "regions")}
 TORCH = {"capture", "profile", "execute", "measurement", "demonstration", "fitting", "integrations", "regions", "zoo"}
 WITHOUT_TORCH = {
     "profile/roofline.py",

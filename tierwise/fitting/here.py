@@ -67,6 +67,8 @@ def _null_machine(device: Device) -> Machine:
         Link("dram", "hbm", {"in": _NULL_RATE}, 1e-5),
         Link("hbm", "nvme", {"out": _NULL_RATE, "disk write": _NULL_RATE / 8}, 1e-4, "dram", BOUNCE_BYTES),
         Link("nvme", "hbm", {"in": _NULL_RATE, "disk read": _NULL_RATE / 8}, 1e-4, "dram", BOUNCE_BYTES),
+        Link("dram", "nvme", {"disk write": _NULL_RATE / 8}, 1e-4),
+        Link("nvme", "dram", {"disk read": _NULL_RATE / 8}, 1e-4),
     )
     rates = {"fp64": 1.5e10 * cores, "fp32": 3e10 * cores, "tf32": 3e10 * cores, "bf16": 1e9 * cores, "fp16": 1e9 * cores}
     return Machine(

@@ -3,6 +3,7 @@
 from .graph import Graph, Op, Phase, Region, RegionCall, Role, Storage
 from .judge import check_graph, check_schedule, peak_bytes
 from .machine import Link, Machine, Processor, Tier
+from .placement import ON_DEVICE, Placement
 from .problem import Codec, Costs, Problem, Variant
 from .program import INPUTS, CallPlan, Choice, Menu, Program, SavedValue
 from .run import Comparison, Outcome, Row, Run, Within
@@ -10,7 +11,43 @@ from .schedule import Compute, Copy, Free, Schedule, Step
 from .timeline import Curve, Span, Timeline
 
 __all__ = [
-    "INPUTS", "CallPlan", "Choice", "Codec", "Comparison", "Compute", "Copy", "Costs", "Curve", "Free", "Graph", "Link", "Machine", "Menu", "Op",
-    "Outcome", "Phase", "Problem", "Processor", "Program", "Region", "RegionCall", "Role", "Row", "Run", "SavedValue", "Schedule", "Span", "Step",
-    "Storage", "Tier", "Timeline", "Variant", "Within", "check_graph", "check_schedule", "peak_bytes",
+    "INPUTS",
+    "ON_DEVICE",
+    "CallPlan",
+    "Choice",
+    "Codec",
+    "Comparison",
+    "Compute",
+    "Copy",
+    "Costs",
+    "Curve",
+    "Free",
+    "Graph",
+    "Link",
+    "Machine",
+    "Menu",
+    "Op",
+    "Outcome",
+    "Phase",
+    "Placement",
+    "Problem",
+    "Processor",
+    "Program",
+    "Region",
+    "RegionCall",
+    "Role",
+    "Row",
+    "Run",
+    "SavedValue",
+    "Schedule",
+    "Span",
+    "Step",
+    "Storage",
+    "Tier",
+    "Timeline",
+    "Variant",
+    "Within",
+    "check_graph",
+    "check_schedule",
+    "peak_bytes",
 ]  # fmt: skip

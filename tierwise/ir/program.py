@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from .placement import Placement
 from .problem import Problem
 
 INPUTS = "inputs"  # in CallPlan.sent: what the region was given and backward reads
@@ -53,6 +54,7 @@ class Menu:
 
     problem: Problem
     choices: Mapping[int, tuple[Choice, ...]]
+    homes: Mapping[str, tuple[Placement, ...]] = field(default_factory=dict)  # by module path, in the order they run: what its state can choose from
 
     def choice(self, call: int, name: str) -> Choice:
         return next(choice for choice in self.choices[self.problem.graph.calls[call].region] if choice.name == name)
@@ -75,3 +77,5 @@ class Program:
     policy: str = ""
     words: tuple[str, ...] = field(default=())  # what was decided, for people
     outside: Mapping[int, CallPlan] = field(default_factory=dict)  # by how many planned calls come before: what ops outside of regions save is sent
+    states: Mapping[str, Placement] = field(default_factory=dict)  # by module path; parameters of no path stay on the device
+    update: str = "after"  # when updates of state that is elsewhere run: "after" backward and under the next forward, or in "backward"

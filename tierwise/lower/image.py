@@ -10,6 +10,7 @@ from ..errors import BadInput
 from ..ir import INPUTS, CallPlan, Compute, Copy, Costs, Free, Graph, Menu, Phase, Problem, Program, Role, Schedule, Step
 from ..ir.program import MIN_OUTSIDE_BYTES
 from .coarse import Coarse, coarsen
+from .states import with_states
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ def image(menu: Menu, program: Program) -> Image:
     taken = {move.storage for move in moves}
     outside = {gap: _outside_moves(problem, coarse, gap, plan, taken) for gap, plan in program.outside.items()}
     program = replace(_only(program, coarse, taken), outside={gap: program.outside[gap] for gap, found in outside.items() if found})
-    return Image(problem, _schedule(problem, [*moves, *(move for found in outside.values() for move in found)]), coarse, program)
+    schedule = _schedule(problem, [*moves, *(move for found in outside.values() for move in found)])
+    return Image(problem, with_states(problem, schedule, program.states, program.update), coarse, program)
 
 
 def _seconds(menu: Menu, program: Program, coarse: Coarse) -> dict[tuple[int, str], float]:

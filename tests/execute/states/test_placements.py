@@ -9,7 +9,7 @@ import torch
 from execute.states.training import Result, adamw, clipped_loop, everywhere, net, placed, plain_loop, reference
 
 from tierwise.errors import BadInput, UnknownName
-from tierwise.execute.states.placement import ON_DEVICE, TIERS, UPDATES, Placement
+from tierwise.ir.placement import ON_DEVICE, TIERS, UPDATES, Placement
 
 
 def legal() -> list[Placement]:

@@ -1,0 +1,44 @@
+"""Where the lasting state of a region lives, and where its update runs.
+
+state       masters and moments: "device", "host" or "nvme"
+update      "device": on what is there; "cpu": where the state is, in host memory; "streamed": the state comes to the device and goes back
+parameters  "device"; or "host", "nvme": they come before the region runs and go after it
+gradients   where they wait for their update: "device", or "host", where they go as they arrive
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import BadInput, UnknownName
+
+TIERS = ("device", "host", "nvme")
+UPDATES = ("device", "cpu", "streamed")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    state: str = "device"
+    update: str = "device"
+    parameters: str = "device"
+    gradients: str = "device"
+
+    def __post_init__(self) -> None:
+        for what, value, known in (
+            ("home of the state", self.state, TIERS),
+            ("place of the update", self.update, UPDATES),
+            ("home of the parameters", self.parameters, TIERS),
+            ("home of the gradients", self.gradients, TIERS[:2]),
+        ):
+            if value not in known:
+                raise UnknownName(what, value, known)
+        if (self.update == "device") != (self.state == "device"):
+            raise BadInput(
+                f"state on {self.state!r} cannot be updated on {self.update!r}: state on the device is updated there ('device'), "
+                f"state on the host or the disk on the 'cpu' or 'streamed' through the device"
+            )
+        if self.update == "device" and self.gradients != "device":
+            raise BadInput("an update on the device takes its gradients there; use gradients='device', or update on the 'cpu' or 'streamed'")
+
+
+ON_DEVICE = Placement()

@@ -1,0 +1,122 @@
+"""Homes of lasting state in the image of a program: whose updates run where, which parameters come and go, and what then is left on the device.
+
+A module path has the parameters below it that no longer path has; storages are told by their names, which are those of the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from ..ir import ON_DEVICE, Costs, Graph, Menu, Phase, Placement, Problem, Role, Schedule
+from ..policies._lasting import Away, placed
+from .coarse import renumber
+
+TIER_OF = {"host": "dram", "nvme": "nvme"}
+
+
+@dataclass(frozen=True, slots=True)
+class StateUnit:
+    """What one module path has."""
+
+    path: str
+    updates: tuple[int, ...]
+    parameters: tuple[int, ...]  # storages
+    parameter_bytes: int
+    state_bytes: int
+    gradient_bytes: int
+    largest_bytes: int  # the most that one update alone uses
+
+
+def owner(name: str, paths: Collection[str]) -> str | None:
+    """The path that a parameter belongs to; None for those of no path."""
+    path = name
+    while path:
+        path = path.rpartition(".")[0]
+        if path in paths:
+            return path
+    return None
+
+
+def state_units(graph: Graph, paths: Collection[str]) -> list[StateUnit]:
+    """In the order in which the step first uses them."""
+    updates: dict[str, list[int]] = {}
+    parameters: dict[str, list[int]] = {}
+    for storage in graph.storages:
+        if storage.role is Role.PARAM and storage.lasting and (path := owner(storage.name, paths)) is not None:
+            parameters.setdefault(path, []).append(storage.id)
+            updates.setdefault(path, []).extend(op for op in graph.writers[storage.id] if graph.ops[op].phase is Phase.UPDATE)
+
+    def alone(op: int) -> int:
+        return sum(graph.storages[s].nbytes for s in {*graph.ops[op].mutates} if graph.storages[s].role is Role.OPTIMIZER_STATE)
+
+    size = [storage.nbytes for storage in graph.storages]
+    found = [
+        StateUnit(
+            path,
+            tuple(dict.fromkeys(updates[path])),
+            tuple(held),
+            sum(size[s] for s in held),
+            sum(map(alone, dict.fromkeys(updates[path]))),
+            sum(size[s] for op in dict.fromkeys(updates[path]) for s in graph.ops[op].reads if not graph.storages[s].lasting),
+            max(map(alone, updates[path]), default=0),
+        )
+        for path, held in parameters.items()
+    ]
+    return sorted(
+        found, key=lambda unit: min(graph.uses[s][0] for s in unit.parameters if graph.uses[s]) if any(graph.uses[s] for s in unit.parameters) else 0
+    )
+
+
+def with_states(problem: Problem, schedule: Schedule, states: Mapping[str, Placement], update: str) -> Schedule:
+    """The schedule with lasting state where it lives. What several paths share is where the path of its name is."""
+    if not states:
+        return schedule
+    places: dict[int, Away] = {}
+    frozen: dict[int, str] = {}
+    for unit in state_units(problem.graph, states):
+        place = states[unit.path]
+        if place.update != "device":
+            places |= dict.fromkeys(unit.updates, _away(place, problem))
+        if place.parameters != "device":
+            frozen |= {storage: TIER_OF[place.parameters] for storage in unit.parameters if not problem.graph.writers[storage]}
+    return placed(problem, schedule, places, update=update, parameters=frozen) if places or frozen else schedule
+
+
+def _away(place: Placement, problem: Problem) -> Away:
+    device, on_cpu = problem.machine.device, place.update == "cpu"
+    return Away(
+        processor="cpu" if on_cpu else device.name,
+        state=TIER_OF[place.state],
+        parameters=TIER_OF.get(place.parameters),
+        gradients="dram" if on_cpu or place.gradients == "host" else device.tier,
+    )
+
+
+def lighter(menu: Menu, states: Mapping[str, Placement]) -> Menu:
+    """The step as far as activations are concerned: what lives elsewhere weighs nothing, and updates that take nothing from the device are gone.
+
+    What passes through the device on the way (parameters of the regions that run, state that is updated there) is not in it.
+    """
+    graph = menu.problem.graph
+    gone: set[int] = set()
+    weightless: set[int] = set()
+    for unit in state_units(graph, states):
+        place = states[unit.path]
+        if place.parameters != "device":
+            weightless.update(unit.parameters)
+        if place.update != "device":
+            gone.update(unit.updates)
+            weightless.update(s for op in unit.updates for s in graph.ops[op].mutates if graph.storages[s].role is Role.OPTIMIZER_STATE)
+    if not gone and not weightless:
+        return menu
+    storages = [replace(s, nbytes=0) if s.id in weightless else s for s in graph.storages]
+    left = [op for op in graph.ops if op.id not in gone]
+    found, _ = renumber(left, storages, graph)
+    place_of = {op.id: place for place, op in enumerate(left)}
+    seconds = {(place_of[op], processor): cost for (op, processor), cost in menu.problem.costs.op_seconds.items() if op in place_of}
+    return replace(menu, problem=replace(menu.problem, graph=found, costs=Costs(seconds)), homes={})
+
+
+def moves_nothing(states: Mapping[str, Placement]) -> bool:
+    return all(place == ON_DEVICE for place in states.values())
