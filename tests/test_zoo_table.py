@@ -56,9 +56,34 @@ def test_what_takes_too_long_or_breaks_says_so(monkeypatch):
     assert zoo._planned(problem, "vdnn", *kept)["outcome"] == "crashed: ValueError"
 
 
-def test_machines_of_papers_exist():
-    assert set(zoo.PAPER_MACHINE.values()) <= set(machines.names())
-    assert set(zoo.PAPER_MACHINE) <= set(policies.names())
+def test_what_was_interrupted_goes_on_where_it_was(tmp_path):
+    partial = tmp_path / "zoo.partial.jsonl"
+    first = zoo.run(["vgg-tiny"], ["chen"], workers=1, partial=partial)
+    lines = partial.read_text(encoding="utf-8").strip().splitlines()
+    assert [json.loads(line)["task"] for line in lines] == [["vgg-tiny", "h200", "chen"], ["vgg-tiny", "titanx-12", "chen"]]
+    # The first column is there, changed so that it can be told from one computed again; the second was cut off while it was written.
+    partial.write_text(lines[0].replace('"budget_bytes": ', '"seen": 1, "budget_bytes": ')
+                       + "\n" + lines[1][:40], encoding="utf-8")  # fmt: skip
+    again = zoo.run(["vgg-tiny"], ["chen"], workers=1, partial=partial)
+    assert [{key: value for key, value in row.items() if key not in ("seen", "planning_seconds")} for row in again] == [
+        {key: value for key, value in row.items() if key != "planning_seconds"} for row in first
+    ]
+    assert {(row["case"], row["way"]) for row in again if "seen" in row} == {("vgg-tiny on h200", "chen")}
+    assert len(dict(zoo._kept_columns(partial))) == 2
+
+
+def test_what_is_not_run_again_stays(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "HERE", tmp_path)
+    results.write("zoo", rows, machine="simulated", command="x", baseline="keep_all", here=tmp_path)
+    kept = zoo._others([row for row in rows if row["way"] == "chen"])
+    assert {row["way"] for row in kept} == {"keep_all", zoo.BOUND, "vdnn", "zenflow"}
+
+
+def test_every_paper_has_a_machine():
+    homes = {**zoo.PAPER_MACHINE, **{name: machine for name, (machine, _) in zoo.STAND_IN.items()}}
+    assert set(homes.values()) <= set(machines.names())
+    assert len(homes) == len(zoo.PAPER_MACHINE) + len(zoo.STAND_IN)
+    assert set(homes) == {name for name in policies.names() if policies.card(name).year and name != "auto"}
 
 
 def test_the_page(rows, tmp_path):

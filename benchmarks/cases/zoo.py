@@ -5,19 +5,24 @@
 Budgets are shares of what keeping everything takes; the card counts with its rates and as much memory as the budget says. The three transformers are
 compiled steps, two ops for each block; the three convolutional nets go op by op, since rules by kind of layer need layers. Costs are rooflines.
 Searches get one second a cell, and a cell that takes longer than twenty says so. Nothing here needs a GPU.
+
+Rows are kept as they come, in results/simulated/zoo.partial.jsonl: what was interrupted goes on from there when it is called again. With only some
+models or policies, the others' rows of the latest result stay; each row says at which commit it was made.
 """
 
 from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import math
 import multiprocessing
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from benchmarks import results
@@ -31,24 +36,40 @@ BASELINE = "keep_all"
 MODELS = {"vgg-16": "ops", "resnet-152": "ops", "unet": "ops", "bert-large": "blocks", "gpt2-xl": "blocks", "llama-7b": "blocks"}
 SHARES = (0.9, 0.75, 0.6, 0.45, 0.3)
 EVERYWHERE = "h200"
-# The card a paper measured on, where there is a profile of it; a 16 GB V100 has the rates of the 32 GB one.
+# The card a paper measured on; a 16 GB V100 has the rates of the 32 GB one.
 PAPER_MACHINE = {
     "capuchin": "p100-16", "cdma": "titanx-12", "checkmate": "v100-32", "chen": "titanx-12", "cswap": "v100-32", "deepum": "v100-32",
-    "dragon": "p100-16", "flashneuron": "v100-32", "g10": "a100-40", "gist": "titanx-12", "layrub": "titanx-12", "megatron": "a100-80",
-    "modnn": "titanx-12", "monet": "p100-16", "oc_dnn": "p100-16", "patrickstar": "v100-32", "pytorch_budget": "a100-80", "ratel": "rtx4090",
-    "ssdtrain": "a100-40", "swapadvisor": "v100-32", "tf_swap": "p100-16", "tflms": "v100-32", "torchtune": "a100-80", "unsloth": "t4",
-    "vdnn": "titanx-12", "zenflow": "a100-80", "zero_infinity": "v100-32", "zero_offload": "v100-32",
+    "dragon": "p100-16", "dtr": "titanv-12", "flashneuron": "v100-32", "g10": "a100-40", "gist": "titanx-12", "layrub": "titanx-12",
+    "megatron": "a100-80", "modnn": "titanx-12", "monet": "p100-16", "oc_dnn": "p100-16", "oneflow": "v100-32", "patrickstar": "v100-32",
+    "pytorch_budget": "a100-80", "ratel": "rtx4090", "rockmate": "v100-32", "ssdtrain": "a100-40", "superoffload": "gh200",
+    "swapadvisor": "v100-32", "tf_swap": "p100-16", "tflms": "v100-32", "torchtune": "a100-80", "unsloth": "t4", "vdnn": "titanx-12",
+    "zenflow": "a100-80", "zero_infinity": "v100-32", "zero_offload": "v100-32",
 }  # fmt: skip
+# Where there is no profile of that card, or the paper was not to be had: the nearest there is, and what it stands for.
+STAND_IN = {
+    "autoswap": ("p100-16", "a card of 2018; the paper's is not known here"),
+    "autotm": ("v100-32", "a Xeon with Optane memory, which is no device and its host; the paper's second machine is a GPU of that time"),
+    "cachedarrays": ("a100-40", "a Xeon with Optane memory, which is no device and its host"),
+    "coop": ("a100-80", "a card of 2023; the paper's is not known here"),
+    "deeptm": ("a100-40", "a card of 2023; the paper's is not known here"),
+    "echo": ("titanv-12", "a card of 2019; the paper's is not known here"),
+    "poet": ("t4", "boards with microcontrollers and a Jetson TX2, far below any profile"),
+    "sentinel": ("v100-32", "a Xeon with Optane memory; the paper's second machine is a GPU of that time"),
+    "superneurons": ("titanx-12", "a K40c, one generation older, with as much memory"),
+    "vdnn_plus_plus": ("titanx-12", "a card of 2018; the paper's is not known here"),
+}
 SEARCH_SECONDS, CELL_SECONDS = 1.0, 20.0
 BOUND = "(no schedule is faster)"
 NVME_BYTES = 8 << 40  # every machine gets a disk that is large enough
+PARTIAL = results.HERE / "results" / "simulated" / "zoo.partial.jsonl"
 
 Cell = dict[str, Any]
+Task = tuple[str, str, str]  # model, machine, policy
 _problems: dict[tuple[str, str], Problem] = {}  # inherited by the workers
 
 
-class _TooLong(Exception):
-    pass
+class _TooLong(BaseException):
+    """Not to be caught by a policy that tries one thing after another."""
 
 
 def main() -> None:
@@ -60,31 +81,85 @@ def main() -> None:
     chosen = parser.parse_args()
     models = list(MODELS) if chosen.models == "all" else chosen.models.split(",")
     names = policies.names() if chosen.policies == "all" else chosen.policies.split(",")
-    rows = run(models, names, chosen.workers)
     if chosen.dry:
-        return print("\n".join(results._by_share([row for row in rows if "budget_share" in row])))
+        return print("\n".join(results._by_share(run(models, names, chosen.workers))))
+    rows = run(models, names, chosen.workers, partial=PARTIAL)
+    whole = (chosen.models, chosen.policies) == ("all", "all")
+    rows = in_order(rows if whole else [*_others(rows), *rows])
     command = shlex.join(["python", "-m", "benchmarks.cases.zoo", *sys.argv[1:]])
     print("wrote", results.write("zoo", rows, machine="simulated", command=command, baseline=BASELINE))
+    PARTIAL.unlink(missing_ok=True)
     (results.HERE / "RESULTS.md").write_text(results.page(), encoding="utf-8")
 
 
-def run(models: list[str] | None = None, names: list[str] | None = None, workers: int = 2) -> list[Cell]:
+def machines_of(name: str) -> list[str]:
+    """Where a policy is tried: everywhere the same, and at home."""
+    home = PAPER_MACHINE.get(name) or STAND_IN.get(name, (None, ""))[0]
+    return [EVERYWHERE, *([home] if home else [])]
+
+
+def run(models: list[str] | None = None, names: list[str] | None = None, workers: int = 2, partial: Path | None = None) -> list[Cell]:
+    """All rows. With `partial`, columns of it are not computed again, and new ones are added to it as they come."""
     names = [name for name in names or policies.names() if name != BASELINE]
-    where = {name: [EVERYWHERE, *([PAPER_MACHINE[name]] if name in PAPER_MACHINE else [])] for name in names}
-    _prepare(models or list(MODELS), sorted({machine for found in where.values() for machine in found}))
-    tasks = [(model, machine, name) for model, machine in _problems for name in names if machine in where[name]]
+    models = models or list(MODELS)
+    tasks = [(model, machine, name) for model in models for name in names for machine in machines_of(name)]
+    done = dict(_kept_columns(partial)) if partial else {}
+    rows = [cell for task in tasks if task in done for cell in done[task]]
+    if rows:
+        print(f"{partial}: {len(set(done) & set(tasks))} of {len(tasks)} columns are there; delete it to begin anew", file=sys.stderr)
+    _prepare(models, sorted({machine for name in names for machine in machines_of(name)}))
+    rows += [row for key in _problems for row in _references(*key)]
     # The slowest first, so that no worker is left with one of them at the end.
-    tasks.sort(key=lambda task: -len(_problems[task[0], task[1]].graph.ops))
-    rows = [row for key in _problems for row in _references(*key)]
-    began = time.perf_counter()
+    left = sorted((task for task in tasks if task not in done), key=lambda task: -len(_problems[task[:2]].graph.ops))
+    began, commit = time.perf_counter(), results.commit()
     with multiprocessing.get_context("fork").Pool(workers) as pool:
-        for done, (task, cells) in enumerate(pool.imap_unordered(_column, tasks), 1):
+        for count, (task, cells) in enumerate(pool.imap_unordered(_column, left), 1):
+            if partial:
+                _keep_column(partial, task, cells, commit)
             rows += cells
             said = ", ".join(cell["outcome"] or f"{cell['ratio']:.3f}" for cell in cells)
-            print(f"{time.perf_counter() - began:6.0f} s  {done}/{len(tasks)}  {' '.join(task)}: {said}", file=sys.stderr)
-    order = {way: place for place, way in enumerate([BASELINE, BOUND, *names])}
-    cases = {case: place for place, case in enumerate(f"{model} on {machine}" for model, machine in _problems)}
-    return sorted(rows, key=lambda row: (cases[row["case"]], order[row["way"]], -row["budget_share"]))
+            print(f"{time.perf_counter() - began:6.0f} s  {count}/{len(left)}  {' '.join(task)}: {said}", file=sys.stderr)
+    return in_order([{"commit": commit} | row for row in rows])
+
+
+def in_order(rows: Iterable[Cell]) -> list[Cell]:
+    places = {name: place for place, name in enumerate(MODELS)}
+
+    def key(row: Cell) -> tuple[Any, ...]:
+        model, _, machine = row["case"].partition(" on ")
+        first = (BASELINE, BOUND).index(row["way"]) if row["way"] in (BASELINE, BOUND) else 2
+        return places.get(model, len(places)), machine != EVERYWHERE, machine, first, row["way"], -row["budget_share"]
+
+    return sorted(rows, key=key)
+
+
+# -- what is there already --------------------------------------------------------------------------------------------------------------
+
+
+def _keep_column(partial: Path, task: Task, cells: list[Cell], commit: str) -> None:
+    with partial.open("a", encoding="utf-8") as file:
+        # A new line first: the last one may have been cut off.
+        file.write("\n" + json.dumps({"task": task, "rows": [{"commit": commit} | cell for cell in cells]}, ensure_ascii=False))
+
+
+def _kept_columns(partial: Path) -> Iterator[tuple[Task, list[Cell]]]:
+    for line in partial.read_text(encoding="utf-8").splitlines() if partial.exists() else ():
+        try:
+            column = json.loads(line)
+        except ValueError:  # nothing, or the line that was being written when it ended
+            continue
+        yield tuple(column["task"]), column["rows"]
+
+
+def _others(rows: list[Cell]) -> list[Cell]:
+    """Of the latest result, what is not in these rows; its keeping everything and bounds are theirs, where a machine is in both."""
+    latest = max((results.HERE / "results" / "simulated").glob("*-zoo.json"), default=None)
+    here = {(row["case"], row["way"]) for row in rows}
+    found: list[Cell] = json.loads(latest.read_text(encoding="utf-8"))["rows"] if latest else []
+    return [row for row in found if (row["case"], row["way"]) not in here]
+
+
+# -- cells ------------------------------------------------------------------------------------------------------------------------------
 
 
 def _prepare(models: list[str], on: list[str]) -> None:
@@ -97,9 +172,6 @@ def _prepare(models: list[str], on: list[str]) -> None:
             machine = machine.with_capacity("nvme", NVME_BYTES) if "nvme" in machine.tier_named else machine
             problem = pipeline.compiled_problem(captured, step, machine) if step else pipeline.make_problem(captured.graph, machine)
             _problems[model, name] = problem
-
-
-# -- cells ------------------------------------------------------------------------------------------------------------------------------
 
 
 def _kept(problem: Problem) -> tuple[float, int]:
@@ -118,7 +190,7 @@ def _references(model: str, machine: str) -> Iterator[Cell]:
         yield _cell(model, machine, BOUND, share, budget) | {"seconds": bound, "ratio": bound / seconds}
 
 
-def _column(task: tuple[str, str, str]) -> tuple[tuple[str, str, str], list[Cell]]:
+def _column(task: Task) -> tuple[Task, list[Cell]]:
     """All budgets of one policy on one step and machine, the largest first; below the least it says it can do, nothing is tried any more."""
     model, machine, name = task
     problem = _problems[model, machine]
@@ -144,7 +216,7 @@ def _planned(problem: Problem, name: str, kept_seconds: float, kept_peak: int) -
         planning = time.perf_counter() - began
         return _measured(prepared, schedule, kept_seconds) | {"planning_seconds": planning}
     except _TooLong:
-        return {"outcome": f"over {CELL_SECONDS:.0f} s"}
+        return {"outcome": f"over {CELL_SECONDS:.0f} s", "why": f"planning took more than {CELL_SECONDS:.0f} s"}
     except InfeasibleBudget as error:
         return {"outcome": _needs(error.least_bytes, kept_peak), "least_bytes": error.least_bytes, "why": str(error)}
     except MissingTier as error:

@@ -103,7 +103,9 @@ def find(
         search.round(time_limit_seconds)
         search.polish()
     if search.best is None:
-        least = None if exact else search.least_bytes(stays, *FIRST_ANSWERS)
+        # Whatever finds the smaller budget: dropping whole nodes, or op by op.
+        found = [] if exact else [each.least_bytes(stays, *FIRST_ANSWERS) for each in (search, fine)]
+        least = min((each for each in found if each is not None), default=None)
         raise InfeasibleBudget(f"no schedule within {format_bytes(problem.budget_bytes)} was found; {search.why}", least_bytes=least)
     return replace(search.best, notes=(search.note,))
 
