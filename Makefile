@@ -26,9 +26,6 @@ bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks $(CASES) $(if $(MACHINE),--machine $(MACHINE))
 
 docs: $(INSTALLED)
-	$(BIN)/python docs/make_reference.py
-	$(BIN)/python docs/make_accuracy.py
-	$(BIN)/python docs/make_commands.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "wrote site/index.html"
 

@@ -1,4 +1,4 @@
-"""Write docs/accuracy.md from the latest committed result of benchmarks/cases/accuracy.py, misses included. Nothing there is typed in."""
+"""The page of accuracy, from the latest committed result of benchmarks/cases/accuracy.py, misses included. Nothing there is typed in."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def accuracy_page(path: Path | None = None) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     parts = [
         "# Predicted against measured\n\n"
-        f"Made from `benchmarks/results/{path.parent.name}/{path.name}` by `make docs`: {versions}, {result['date']}, commit {result['commit']}, "
+        f"Made from `benchmarks/results/{path.parent.name}/{path.name}`: {versions}, {result['date']}, commit {result['commit']}, "
         f"`{result['command']}`.\n\n"
         "Whole training steps with everything kept, eager and with each repeated block compiled, against what was predicted before any of them ran. "
         "The peak comes from a capture on fake tensors, without a GPU. The step time is predicted twice: by the roofline of the shipped machine "
@@ -95,13 +95,3 @@ def _miss(row: Row) -> str:
 def _last_line(row: Row) -> str:
     said = " ".join(row.get("notes") or ["no reason kept"]).strip().splitlines()
     return said[-1]
-
-
-def main() -> None:
-    target = HERE / "accuracy.md"
-    target.write_text(accuracy_page(), encoding="utf-8")
-    print("wrote", target)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,14 +1,11 @@
-"""Write docs/reference/commands.md: what every command says of itself with --help. Nothing there is typed in."""
+"""The page of commands: what every command says of itself with --help. Nothing there is typed in."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import typer.main
 
 from tierwise.cli import VERBS, app
 
-PAGE = Path(__file__).parent / "reference" / "commands.md"
 WIDTH = 100
 
 
@@ -24,16 +21,6 @@ def help_of(verb: str | None = None) -> str:
 
 
 def commands_page() -> str:
-    parts = ["# Commands\n\nWhat each says with `--help`; made by `make docs`.\n", f"```text\n{help_of()}\n```\n"]
+    parts = ["# Commands\n\nWhat each says with `--help`.\n", f"```text\n{help_of()}\n```\n"]
     parts += [f"## tierwise {verb}\n\n```text\n{help_of(verb)}\n```\n" for verb in VERBS]
     return "\n".join(parts)
-
-
-def main() -> None:
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(commands_page(), encoding="utf-8")
-    print("wrote", PAGE)
-
-
-if __name__ == "__main__":
-    main()

@@ -19,10 +19,6 @@ def test_from_scratch_runs_as_it_stands():
     exec(compile(source, "docs/from_scratch.md", "exec", dont_inherit=True), {"__name__": "__main__"})
 
 
-def test_the_page_of_accuracy_is_made_from_the_committed_result():
-    assert (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8") == make_accuracy.accuracy_page(), "run `make docs` again"
-
-
 def test_misses_and_failures_are_on_the_page(tmp_path):
     phases = {"forward": {"seconds": 0.5, "host": 0.4, "busy": 0.3}}
     kept = {

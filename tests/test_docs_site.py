@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -11,10 +12,12 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from docs import make_api, make_commands, make_policies, make_reference
+from tierwise import policies
 from tierwise.cli import VERBS, app, with_script_apart
 
 ROOT = Path(__file__).parent.parent
-COMMANDS = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
+COMMANDS = make_commands.commands_page()
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -23,11 +26,11 @@ def test_the_page_of_commands_says_what_help_says(verb):
     (section,) = re.findall(rf"^## tierwise {verb}\n(.*?)(?=^## |\Z)", COMMANDS, re.M | re.S)
     said = " ".join(section.split())
     command = typer.main.get_command(app).commands[verb]
-    assert " ".join(command.help.split()) in said, "run `make docs` again"
+    assert " ".join(command.help.split()) in said
     for parameter in command.params:
         assert all(name in said for name in parameter.opts if name.startswith("-")), (verb, parameter.name)
         if help_text := getattr(parameter, "help", None):
-            assert " ".join(help_text.split()) in said, f"{verb} {parameter.name}: run `make docs` again"
+            assert " ".join(help_text.split()) in said, (verb, parameter.name)
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
@@ -49,7 +52,57 @@ def test_the_site_builds_and_asks_for_nothing(tmp_path):
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, env={"PATH": "", "NO_MKDOCS_2_WARNING": "1"})
     assert ran.returncode == 0, ran.stderr
     pages = list((tmp_path / "site").rglob("*.html"))
-    assert len(pages) > 8
+    assert {page.stem for page in (tmp_path / "site" / "reference" / "policies").glob("*.html")} == set(policies.names())
+    assert "<svg" in (tmp_path / "site" / "how_it_works.html").read_text(encoding="utf-8")
     for page in pages:
         asked = re.findall(r"<(?:link|script|img)[^>]*(?:href|src)=\"?(https?://[^\s\">]+)", page.read_text(encoding="utf-8"))
         assert asked == [], page
+
+
+def test_the_api_is_what_the_docstrings_say():
+    page = make_api.api_page()
+    for name in ("fit", "plan_of", "stats", "watch", "release", "capture"):
+        assert f"### tierwise.{name}\n" in page
+    assert "    budget: str | int | float | None = None,\n" in page and '- `nvme`: "DIR:200GiB": a directory' in page
+    assert "| &emsp;&emsp;`UnknownName` | A name that is not in a list of names. |" in page  # below BadInput, below TierwiseError
+    assert "### fit_trainer\n" in page and "class Timeline\n    seconds: float\n" in page
+
+
+def test_every_name_of_the_surface_has_something_to_say():
+    surface = [module for module in make_api.SECTIONS if module == "tierwise" or ".integrations." in module]
+    silent = [f"{module}.{name}" for module in surface for name, (found, _) in make_api.public(module) if not ast.get_docstring(found)]
+    assert silent == []
+
+
+def rows(**ratios):
+    """Of one model: a policy's ratio at 0.9 and at 0.5 of the memory; None where it has no plan."""
+    kept = {"case": "net on h200", "way": "keep_all", "budget_share": 1.0, "peak_bytes": 100, "ratio": 1.0}
+    cells = [
+        {"case": "net on h200", "way": way, "budget_share": share, "peak_bytes": ratio and int(100 * share), "ratio": ratio,
+         "outcome": None if ratio else "needs 0.600"}
+        for way, pair in ratios.items()
+        for share, ratio in zip((0.9, 0.5), pair, strict=True)
+    ]  # fmt: skip
+    return [kept, *cells]
+
+
+def test_the_page_of_a_policy_has_its_card_and_its_curve(monkeypatch):
+    made = {"rows": rows(vdnn=(1.5, None), chen=(1.1, 1.2)), "file": "f.json", "date": "2026-01-01", "commit": "abc", "command": "x"}
+    monkeypatch.setattr(make_policies, "zoo_result", lambda: made)
+    page = make_policies.policy_page("vdnn")
+    assert page.startswith("# vdnn\n") and "MICRO 2016" in page and "`mode='dyn'`" in page
+    assert "| net | 1.500× | needs 0.600 |" in page and "f.json" in page
+    assert page.count('<circle class="mine"') == 1
+    assert make_policies.frontier([(1.0, 1.0), (0.9, 1.5), (0.9, 1.1), (0.5, 1.2)]) == [(0.5, 1.2), (0.9, 1.1), (1.0, 1.0)]
+
+
+def test_a_policy_that_is_in_no_result_is_simulated(monkeypatch):
+    monkeypatch.setattr(make_policies, "zoo_result", dict)
+    page = make_policies.policy_page("chen")
+    assert re.search(r"\| gpt-small \| 1\.\d+× ", page) and "simulated when this page was made" in page
+
+
+def test_the_table_of_policies_names_all():
+    page = make_reference.policies_page()
+    assert all(f"[{name}](policies/{name}.md)" in page for name in policies.names())
+    assert all(f"| {absent.name} |" in page for absent in policies.ABSENT)
