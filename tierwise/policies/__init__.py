@@ -45,7 +45,7 @@ from ..ir import Problem, Schedule, check_schedule, peak_bytes
 from ..units import exact_bytes, format_bytes
 
 CONSTANTS = ("DECIDES", "REQUIRES", "EXACTNESS", "EXECUTABLE", "FIDELITY", "YEAR", "VENUE")
-FIDELITIES = ("faithful", "like")
+FIDELITIES = ("faithful", "like", "ours")
 SIMULATED_ONLY = "simulated only: "
 LEAST_BUDGET_TRIES = 10  # halvings of the interval in which the smallest budget is looked for: a thousandth of it
 
