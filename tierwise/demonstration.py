@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +26,7 @@ from .zoo.gpt2 import GPT2
 LAYERS, HIDDEN, HEADS, TOKENS, SAMPLES = 6, 64, 4, 64, 8
 VOCABULARY = 256  # bytes
 LEARNING_RATE = 3e-3
-COUNTED_STEPS = 5
+TRIAL_STEPS = 4  # the first has the tracing in it
 BUDGET_SHARE = 0.6  # of what keeping everything takes
 # What is known to plan quickly, and five more that do for a step this small.
 POLICIES = (*estimation.QUICK_TO_PLAN, "chen", "dtr", "capuchin", "superneurons", "flashneuron")
@@ -65,10 +63,12 @@ def demonstrate(steps: int = 40, *, progress: Progress = lambda what: None) -> D
         graph = capture_step(model, _batch(text, 0), optimizer=optimizer).graph
         progress(f"training it untouched for {steps} steps")
         untouched = _trained(model, optimizer, text, steps)
-        machine = _as_fast_as_here(graph, _counted_step_seconds(text))
-        problem = pipeline.make_problem(graph, machine)
-        kept = pipeline.reference(problem).row.peak_bytes or 0
+        assumed = _assumed_machine()
+        kept = pipeline.reference(pipeline.make_problem(graph, assumed)).row.peak_bytes or 0
         budget_bytes = int(kept * BUDGET_SHARE)
+        _, trial, _ = _inside(budget_bytes, assumed, text, TRIAL_STEPS, lambda what: progress(f"a trial, to see how fast this machine is: {what}"))
+        machine = _as_fast_as_here(assumed, trial)
+        problem = pipeline.make_problem(graph, machine)
         names = (pipeline.REFERENCE, *POLICIES)
         progress(f"comparing {len(names)} policies")
         comparison = pipeline.compare(problem.with_budget(budget_bytes), names)
@@ -118,7 +118,6 @@ def _trained(
     steps: int,
     *,
     before_last: Callable[[], None] = lambda: None,
-    counted: NullDevice | None = None,
 ) -> Trained:
     """A plain loop, the same for all."""
     losses, seconds = [], []
@@ -126,10 +125,7 @@ def _trained(
         if step == steps - 1:
             before_last()
         began = time.perf_counter()
-        with counted.accounting() if counted else contextlib.nullcontext():
-            loss = model(**_batch(text, step))
-        if counted:
-            counted.account_backward([loss])
+        loss = model(**_batch(text, step))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -137,15 +133,6 @@ def _trained(
         losses.append(loss.item())
         seconds.append(time.perf_counter() - began)
     return Trained(tuple(losses), tuple(seconds), {name: value.clone() for name, value in model.state_dict().items()})
-
-
-def _counted_step_seconds(text: Tensor) -> float:
-    """What a step takes that keeps everything while its memory is counted, as it is on a device that has a budget."""
-    device = NullDevice(1 << 40)
-    try:
-        return median(_trained(*_made(), text, COUNTED_STEPS, counted=device).step_seconds)
-    finally:
-        device.close()
 
 
 def _check(untouched: Trained, planned: Trained) -> None:
@@ -178,23 +165,32 @@ def _batch(text: Tensor, step: int) -> dict[str, Tensor]:
     return {"input_ids": rows[:, :-1].contiguous(), "labels": rows[:, 1:].contiguous()}
 
 
-def _as_fast_as_here(graph: Any, step_seconds: float) -> Machine:
-    """The CPU in the place of a GPU, so fast that the step that keeps everything takes as long as it took."""
+def _assumed_machine() -> Machine:
+    """The CPU in the place of a GPU, at rates nobody measured."""
     device = NullDevice(1 << 40)
-    machine = machine_of(device)
-    device.close()
-    assumed = pipeline.reference(pipeline.make_problem(graph, machine)).row.seconds or step_seconds
-    factor = assumed / step_seconds
+    try:
+        return machine_of(device)
+    finally:
+        device.close()
+
+
+def _as_fast_as_here(machine: Machine, trial: Run) -> Machine:
+    """The same machine, at such rates that what was predicted of the trial is what was measured."""
+    assert trial.predicted is not None and trial.measured is not None
+    slower = trial.measured.seconds / trial.predicted.seconds
+    predicted, measured = trial.predicted.busy_seconds(), trial.measured.busy_seconds()
+    busier = {lane: measured[lane] / seconds for lane, seconds in predicted.items() if seconds and measured.get(lane)}
     processors = tuple(
         replace(
             processor,
-            flops_per_second={precision: rate * factor for precision, rate in processor.flops_per_second.items()},
-            bytes_per_second=processor.bytes_per_second * factor,
-            launch_seconds=processor.launch_seconds / factor,
+            flops_per_second={precision: rate / slower for precision, rate in processor.flops_per_second.items()},
+            bytes_per_second=processor.bytes_per_second / slower,
+            launch_seconds=processor.launch_seconds * slower,
         )
         for processor in machine.processors
     )
-    return replace(machine, processors=processors, source="scaled so that one step of the demo takes as long as it took here with everything kept")
+    links = tuple(replace(link, lanes={lane: rate / busier.get(lane, 1.0) for lane, rate in link.lanes.items()}) for link in machine.links)
+    return replace(machine, processors=processors, links=links, source=f"scaled so that a trial of {TRIAL_STEPS} steps takes as long as it took here")
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ def test_it_trains_inside_the_budget_and_writes_the_page(tierwise, tmp_path, mon
     assert run.predicted is not None and run.measured is not None and run.measured.measured
     (comparison,) = run.comparisons
     assert [row.policy for row in comparison.rows] == ["keep_all", "vdnn", "unsloth"]
-    assert run.reserved_bytes <= comparison.budget_bytes < comparison.keep_all_bytes
+    assert run.reserved_bytes <= run.problem.budget_bytes == comparison.budget_bytes < comparison.keep_all_bytes
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html") and "http://" not in page.replace("http://www.w3.org", "")
 

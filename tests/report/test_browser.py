@@ -205,6 +205,16 @@ def test_a_measurement_without_memory_leaves_the_prediction_stacked(browser, tmp
     assert browser.errors == []
 
 
+def test_what_is_told_apart_by_role_is_stacked(browser, tmp_path):
+    """A measurement of what an allocator holds knows one role: the prediction is stacked, and the measurement a line."""
+    run = measured(planned("vdnn"))
+    run = replace(run, measured=replace(run.measured, memory={"hbm": {"allocated": Curve((0.0, 1.0), (30, 40))}}))
+    (tmp_path / "r.html").write_text(render([run], summarize([run])), encoding="utf-8")
+    browser.open(tmp_path / "r.html")
+    said = browser.js("document.querySelector('[data-legend]').innerText")
+    assert "activations" in said and "measured, together" in said and "allocated" not in said
+
+
 def test_roles_nobody_foresaw_have_a_colour(browser, tmp_path):
     curve = {"hbm": {"odd role": Curve((0.0, 1.0), (3, 5))}}
     run = Run("odd", measured=Timeline(2.0, {"hbm": 5}, (Span(0, "stream 7", -0.5, 3.0),), curve, True))

@@ -11,6 +11,7 @@ from report.example_runs import layered, measured, planned
 
 from tierwise.ir import Curve, Run, Span, Timeline, Within
 from tierwise.report.summary import Copied, summarize, times
+from tierwise.report.terminal import off_words
 
 
 def only(run):
@@ -121,13 +122,21 @@ def test_the_words():
         "Of 50 B that backward needs of forward, 30 B stay in hbm and 20 B are recomputed (2 ops, 2.00 s).",
         "The gpu never waits.",
         "hbm is fullest at 6.00 s, during bwd3; most of it is 40 B of activations and 10 B of inputs.",
-        "No schedule within this budget is faster than 9.00 s; this one takes 22.2% longer.",
+        "At the rates of this machine no schedule within this budget is faster than 9.00 s; this one takes 22.2% longer.",
     )
+
+
+def test_the_words_of_the_plan_stand_apart():
+    run = only(replace(planned("chen"), words=("everything fits", "Chosen by hand.")))
+    assert run.plan == ("Everything fits.", "Chosen by hand.") and "fits" not in " ".join(run.words)
+
+
+def test_what_is_off_by_more_than_itself_is_said_in_times():
+    assert [off_words(off) for off in (0.031, -0.5, 0.999, 5.4)] == ["+3.1%", "-50.0%", "+99.9%", "6.4×"]
 
 
 def test_the_words_of_a_measurement():
     words = only(measured(planned("vdnn"), slower=1.1, more_bytes=20)).words
-    assert words[0] == "Chosen by hand."
     assert "The step took 9.90 s and held 60 B of hbm, more than the budget of 50 B." in words
     assert "Measured: 9.90 s, 10.0% more than predicted and a peak of 60 B, 50.0% more than predicted." in words
     assert "The allocator reserved 64 B; 7 B more are outside the allocator and not accounted for." in words

@@ -69,9 +69,9 @@ def _print(found: Demonstration) -> None:
     lines = [terminal.Line((name, *(f"{row[place]:.4f}" for place in places), sparkline(row))) for name, row in rows]
     terminal.print_table(columns, lines)
     print()
-    peak, budget, kept = map(format_bytes, (found.peak_bytes, found.budget_bytes, found.keep_all_bytes))
+    peak, budget = map(format_bytes, (found.peak_bytes, found.budget_bytes))
     out.print(f"All {len(losses)} losses and all {found.parameters:,} parameters are equal, bit for bit.", style="bold green")
-    print(f"At most {peak} of {budget} were used, measured; keeping everything takes {kept}.")
+    print(f"At most {peak} of {budget} were used, measured.")
 
 
 def sparkline(values: tuple[float, ...], width: int = 20) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..execute.passes import RegionPlan
-from ..ir import INPUTS, Menu, Program, Run, Timeline, Within
+from ..ir import INPUTS, Curve, Menu, Program, Run, Timeline, Within
 from ..lower import Image
 from ..units import format_bytes, format_seconds
 
@@ -81,14 +81,23 @@ class Plan:
         """For a report."""
         return Run(
             name,
-            problem=self.image.problem,
+            problem=self.image.problem.with_budget(self.budget_bytes),  # what was asked for, not what is left of it for the step
             schedule=self.image.schedule,
-            predicted=self.predicted,
+            predicted=self._with_aside(),
             measured=measured,
             policy=self.program.policy,
             words=tuple(self.words()),
             within=tuple(self._within()),
         )
+
+    def _with_aside(self) -> Timeline:
+        """The prediction with what is on the device besides the step, which a measurement has in it, too."""
+        if not self.aside_bytes:
+            return self.predicted
+        tier = self.image.problem.device_tier
+        memory = {**self.predicted.memory, tier: {**self.predicted.memory.get(tier, {}), "aside": Curve((0.0,), (self.aside_bytes,))}}
+        peaks = {**self.predicted.peak_bytes, tier: self.predicted.peak_bytes[tier] + self.aside_bytes}
+        return replace(self.predicted, peak_bytes=peaks, memory=memory)
 
     def _within(self) -> Iterator[Within]:
         """What each block recomputes inside its backward: what it saves less, and takes longer, than the choice that saves everything."""

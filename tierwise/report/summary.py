@@ -15,7 +15,7 @@ from ..ir.schedule import held_as
 from ..units import format_bytes
 from .fates import Fate, Module, fates, module_tree, recomputations
 from .tables import Group, grouped
-from .words import explain
+from .words import explain, sentence
 
 RECOMPUTE = "recompute"
 COMPILED_BACKWARD = "region_backward"  # the kind of an op that is the whole backward of a block (lower/)
@@ -119,7 +119,8 @@ class RunSummary:
     step_seconds: tuple[float, ...]
     losses: Losses | None
     modules: Module | None
-    words: tuple[str, ...]
+    plan: tuple[str, ...]  # what was planned, in the words of who planned it
+    words: tuple[str, ...]  # what it comes to
 
     @property
     def best(self) -> Times | None:
@@ -185,9 +186,10 @@ def _run(run: Run, title: str) -> RunSummary:
         step_seconds=run.step_seconds,
         losses=_losses(run),
         modules=module_tree(*planned, within) if planned else None,
+        plan=tuple(map(sentence, run.words)),
         words=(),
     )
-    return replace(summary, words=(*run.words, *explain(summary)))
+    return replace(summary, words=explain(summary))
 
 
 def device_tier(run: Run) -> str:

@@ -45,6 +45,11 @@ def _run(run: RunSummary, *, blank: bool) -> Iterator[str]:
     yield run.title
     for sentence in run.words:
         yield f"  {sentence}"
+    if run.plan:
+        yield ""
+        yield "  The plan"
+    for sentence in run.plan:
+        yield f"  {sentence}"
     if run.gaps:
         yield ""
         yield from table(("", "predicted", "measured", "off"), [gap_cells(gap) for gap in run.gaps], indent=2)
@@ -59,7 +64,13 @@ def _lanes(times: Times) -> list[tuple[str, ...]]:
 
 def gap_cells(gap: Gap) -> tuple[str, str, str, str]:
     show = format_bytes if gap.unit == "bytes" else format_seconds
-    return gap.what, show(gap.predicted), show(gap.measured), "-" if gap.off is None else f"{gap.off:+.1%}"
+    predicted, measured = (show(value) if value else "none" for value in (gap.predicted, gap.measured))
+    return gap.what, predicted, measured, "-" if gap.off is None else off_words(gap.off)
+
+
+def off_words(off: float) -> str:
+    """0.031 -> '+3.1%'; 5.4 -> '6.4×'."""
+    return f"{off:+.1%}" if off < 1 else f"{off + 1:.1f}×"
 
 
 def table(titles: tuple[str, ...], rows: list[tuple[str, ...]], *, indent: int = 0) -> Iterator[str]:

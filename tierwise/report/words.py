@@ -95,13 +95,15 @@ def _peak(run: RunSummary) -> Iterator[str]:
     largest = sorted(peak.roles.items(), key=lambda item: -item[1])[:3]
     parts = [f"{format_bytes(nbytes)} of {role_words(role)}" for role, nbytes in largest]
     during = f", during {peak.during}" if peak.during else ""
-    yield f"{run.device_tier} is fullest at {format_seconds(peak.at_seconds)}{during}; most of it is {_listed(parts)}."
+    made_of = f"; most of it is {_listed(parts)}" if len(peak.roles) > 1 else ""  # an allocator does not say what its bytes are for
+    yield f"{run.device_tier} is fullest at {format_seconds(peak.at_seconds)}{during}{made_of}."
 
 
 def _bound(run: RunSummary) -> Iterator[str]:
     if run.bound_seconds and run.predicted and run.predicted.seconds >= run.bound_seconds:
         ratio = run.predicted.seconds / run.bound_seconds
-        yield f"No schedule within this budget is faster than {format_seconds(run.bound_seconds)}; this one takes {_longer(ratio)}."
+        fastest = format_seconds(run.bound_seconds)
+        yield f"At the rates of this machine no schedule within this budget is faster than {fastest}; this one takes {_longer(ratio)}."
 
 
 def _measured(run: RunSummary) -> Iterator[str]:
@@ -141,9 +143,22 @@ def _device_peak(run: RunSummary, times: Times) -> int | None:
     return next((peak.nbytes for peak in times.peaks if peak.tier == run.device_tier), None)
 
 
+def sentence(text: str) -> str:
+    """'everything fits' -> 'Everything fits.'"""
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
 def role_words(role: str) -> str:
     """What a role is called in a report."""
-    plural = {"param": "parameters", "buffer": "buffers", "grad": "gradients", "activation": "activations", "input": "inputs"}
+    plural = {
+        "param": "parameters",
+        "buffer": "buffers",
+        "grad": "gradients",
+        "activation": "activations",
+        "input": "inputs",
+        "aside": "besides the step",
+    }
     return plural.get(role, role.replace("_", " "))
 
 

@@ -58,7 +58,7 @@ const colourOf = (kind) => (isCopy(kind) ? kind[1] : kind[0] || "plain");
 // The same for CSS; names nobody foresaw share a colour.
 const colourVar = (name) => (/^[\w-]+$/.test(name) ? `var(--${name}, var(--other))` : "var(--other)");
 const STACK = ["param", "buffer", "optimizer_state", "grad", "activation", "input", "workspace", "staging"];
-const ROLE_WORDS = { param: "parameters", buffer: "buffers", grad: "gradients", activation: "activations", input: "inputs" };
+const ROLE_WORDS = { param: "parameters", buffer: "buffers", grad: "gradients", activation: "activations", input: "inputs", aside: "besides the step" };
 const roleWords = (role) => ROLE_WORDS[role] || role.replaceAll("_", " ");
 
 function kindWords(kind) {

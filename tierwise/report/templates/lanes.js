@@ -72,7 +72,7 @@ class LaneRow {
       c.fillStyle = colours[colourOf(name)];
       c.fillRect(left, top, right - left - edge, tall);
       if (name[0] === "recompute") hatch(c, left, top, right - left - edge, tall);
-      if (right - left > 36 && tall > 12) this.write(c, page.labels[lane.label[i]], left, right, top + tall / 2, colours[colourOf(name)]);
+      if (right - left > 36 && tall > 12) this.write(c, withoutPhase(page.labels[lane.label[i]], name[0]), left, right, top + tall / 2, colours[colourOf(name)]);
     }
     flush();
   }
@@ -153,6 +153,9 @@ function hatch(c, x, y, width, height) {  // work done twice is also told by its
   c.stroke();
   c.restore();
 }
+
+// 'blocks.11.backward' -> 'blocks.11': its colour says the rest.
+const withoutPhase = (words, phase) => (words.endsWith(`.${phase}`) ? words.slice(0, -phase.length - 1) : words);
 
 // The words, or their end, which tells most of 'blocks.11.attention.query.mm', or nothing.
 function fit(c, words, room) {

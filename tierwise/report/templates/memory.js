@@ -2,8 +2,9 @@
 class MemoryChart {
   constructor(element, legend, run, view, gutter) {
     Object.assign(this, { element, legend, run, view, gutter, canvas: element.querySelector("canvas"), tier: run.device_tier });
-    const known = run.timelines.map((t, i) => (t.memory[this.tier] ? i : -1));
-    this.stacked = Math.max(...known) < 0 ? run.timelines.length - 1 : Math.max(...known);  // the measured one, if it knows
+    // The one that tells most roles apart; an allocator knows only that bytes are taken. Of equals, the measured one.
+    const told = run.timelines.map((t) => (t.memory[this.tier] ? t.memory[this.tier].roles.length : 0));
+    this.stacked = told.lastIndexOf(Math.max(...told));
     view.listeners.push(() => this.draw());
   }
 
