@@ -31,7 +31,7 @@ def image(menu: Menu, program: Program) -> Image:
     outside = {gap: _outside_moves(problem, coarse, gap, plan, taken) for gap, plan in program.outside.items()}
     program = replace(_only(program, coarse, taken), outside={gap: program.outside[gap] for gap, found in outside.items() if found})
     schedule = _schedule(problem, [*moves, *(move for found in outside.values() for move in found)])
-    return Image(problem, with_states(problem, schedule, program.states, program.update), coarse, program)
+    return Image(*with_states(problem, schedule, program.states, program.update), coarse, program)
 
 
 def _seconds(menu: Menu, program: Program, coarse: Coarse) -> dict[tuple[int, str], float]:

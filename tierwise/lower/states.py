@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from ..ir import ON_DEVICE, Costs, Graph, Menu, Phase, Placement, Problem, Role, Schedule
+from ..ir import ON_DEVICE, Costs, Graph, Menu, Phase, Placement, Problem, Role, Schedule, Storage
 from ..policies._lasting import Away, placed
 from .coarse import renumber
 
+BESIDE = "gpu, updates"
 TIER_OF = {"host": "dram", "nvme": "nvme"}
 
 
@@ -68,10 +69,9 @@ def state_units(graph: Graph, paths: Collection[str]) -> list[StateUnit]:
     )
 
 
-def with_states(problem: Problem, schedule: Schedule, states: Mapping[str, Placement], update: str) -> Schedule:
-    """The schedule with lasting state where it lives. What several paths share is where the path of its name is."""
-    if not states:
-        return schedule
+def with_states(problem: Problem, schedule: Schedule, states: Mapping[str, Placement], update: str) -> tuple[Problem, Schedule]:
+    """The schedule with lasting state where it lives. What several paths share is where the path of its name is. Updates that are streamed run
+    beside compute, on a stream of their own."""
     places: dict[int, Away] = {}
     frozen: dict[int, str] = {}
     for unit in state_units(problem.graph, states):
@@ -80,16 +80,28 @@ def with_states(problem: Problem, schedule: Schedule, states: Mapping[str, Place
             places |= dict.fromkeys(unit.updates, _away(place, problem))
         if place.parameters != "device":
             frozen |= {storage: TIER_OF[place.parameters] for storage in unit.parameters if not problem.graph.writers[storage]}
-    return placed(problem, schedule, places, update=update, parameters=frozen) if places or frozen else schedule
+    if not places and not frozen:
+        return problem, schedule
+    if any(place.processor == BESIDE for place in places.values()):
+        problem = _with_stream(problem, places)
+    return problem, placed(problem, schedule, places, update=update, parameters=frozen)
+
+
+def _with_stream(problem: Problem, updates: Collection[int]) -> Problem:
+    machine, device = problem.machine, problem.machine.device
+    seconds = dict(problem.costs.op_seconds)
+    seconds |= {(op, BESIDE): seconds[op, device.name] for op in updates}
+    stream = replace(device, name=BESIDE, library_bytes=0)
+    return replace(problem, machine=replace(machine, processors=(*machine.processors, stream)), costs=replace(problem.costs, op_seconds=seconds))
 
 
 def _away(place: Placement, problem: Problem) -> Away:
-    device, on_cpu = problem.machine.device, place.update == "cpu"
+    on_cpu = place.update == "cpu"
     return Away(
-        processor="cpu" if on_cpu else device.name,
+        processor="cpu" if on_cpu else BESIDE,
         state=TIER_OF[place.state],
         parameters=TIER_OF.get(place.parameters),
-        gradients="dram" if on_cpu or place.gradients == "host" else device.tier,
+        gradients="dram" if on_cpu or place.gradients == "host" else problem.device_tier,
     )
 
 
@@ -110,12 +122,18 @@ def lighter(menu: Menu, states: Mapping[str, Placement]) -> Menu:
             weightless.update(s for op in unit.updates for s in graph.ops[op].mutates if graph.storages[s].role is Role.OPTIMIZER_STATE)
     if not gone and not weightless:
         return menu
-    storages = [replace(s, nbytes=0) if s.id in weightless else s for s in graph.storages]
     left = [op for op in graph.ops if op.id not in gone]
+    touched = {storage for op in left for storage in op.reads + op.writes + op.mutates}
+    storages = [_without_weight(s, s.id in touched) if s.id in weightless else s for s in graph.storages]
     found, _ = renumber(left, storages, graph)
     place_of = {op.id: place for place, op in enumerate(left)}
     seconds = {(place_of[op], processor): cost for (op, processor), cost in menu.problem.costs.op_seconds.items() if op in place_of}
     return replace(menu, problem=replace(menu.problem, graph=found, costs=Costs(seconds)), homes={})
+
+
+def _without_weight(storage: Storage, is_touched: bool) -> Storage:
+    """What nobody touches is left out."""
+    return replace(storage, nbytes=0) if is_touched else replace(storage, nbytes=0, role=Role.ACTIVATION, lasting=False)
 
 
 def moves_nothing(states: Mapping[str, Placement]) -> bool:

@@ -8,6 +8,7 @@ one that stays on the device while its state does not has it streamed through: i
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -60,7 +61,8 @@ def away(
     """`moved` are updates, by op. state: the tier of what they alone use; parameters: the tier of what forward and backward read, None for the
     device. update: "after" backward and under the next forward, or "backward", each when its gradient is there."""
     frozen = None if parameters is None else Away(processor, state, parameters, host)
-    return placed(problem, base, {op: Away(processor, state, parameters, host) for op in moved}, update=update, ahead=ahead, frozen=frozen)
+    places = {op: Away(processor, state, parameters, host) for op in moved}
+    return placed(problem, base, places, update=update, ahead=ahead, frozen=frozen, earlier=int(update == "after"), later=0)
 
 
 def placed(
@@ -72,9 +74,12 @@ def placed(
     ahead: int = 1,
     frozen: Away | None = None,
     parameters: Mapping[int, str] | None = None,
+    earlier: int = 2,
+    later: int = 2,
 ) -> Schedule:
-    """`places` by update. Parameters that nobody updates come and go too where `frozen` says so, or `parameters` by storage."""
-    builder = _Away(problem, base, places, ahead, frozen, parameters or {})
+    """`places` by update. Parameters that nobody updates come and go too where `frozen` says so, or `parameters` by storage. The state of an update
+    is on its way so many updates `earlier` than it runs, and leaves so many `later`."""
+    builder = _Away(problem, base, places, ahead, frozen, parameters or {}, earlier, later)
     return builder.run("after" if update == "after" and problem.cyclic else "end" if update == "after" else "backward")
 
 
@@ -87,19 +92,20 @@ class _Away:
         ahead: int,
         frozen: Away | None,
         parameters: Mapping[int, str],
+        earlier: int,
+        later: int,
     ) -> None:
+        self.earlier, self.later = earlier, later
         self.problem, self.graph, self.base, self.places = problem, problem.graph, base, places
         self.moved = set(places)
         self.device, self.ahead = problem.device_tier, ahead
         self.works_in = {processor.name: processor.tier for processor in problem.machine.processors}
         self.steps = [step for step in base.steps if not (isinstance(step, Compute) and step.op in self.moved)]
         self.last_use: dict[int, int] = {}  # of a storage by an op that stays, as a place in the list
-        self.first_use: dict[int, int] = {}
         for place, step in enumerate(self.steps):
             if isinstance(step, Compute):
                 for storage in self._touched(self.graph.ops[step.op]):
                     self.last_use[storage] = place
-                    self.first_use.setdefault(storage, place)
         self.home = dict(base.home)
         self.streamed = self._streamed(frozen, parameters)  # parameters that come and go, and the tier they live in
         self.waits_in: dict[int, str] = {}  # gradients, and the tier in which they wait
@@ -129,11 +135,9 @@ class _Away:
             arrived: dict[int, list[int]] = {}
             for op in order:
                 arrived.setdefault(self._complete_at(self.graph.ops[op]), []).append(op)
-            for place, ops in sorted(arrived.items()):
-                self.after.setdefault(place, []).extend(step for op in ops for step in self._update(op, 0))
+            self._as_they_arrive(arrived)
         elif when == "after":
-            updates = self._pipelined([op for op in order if self._is_elsewhere(op)], -1)
-            self._under_forward([op for op in order if not self._is_elsewhere(op)])
+            updates = self._pipelined(order, -1)  # first in the list: nothing on the device has to be over for them
         else:
             updates = self._pipelined(order, 0)
         steps: list[Step] = list(updates) if when == "after" else []
@@ -149,9 +153,6 @@ class _Away:
 
     def _touched(self, op: Op) -> set[int]:
         return {*op.reads, *op.writes, *op.mutates}
-
-    def _is_elsewhere(self, op: int) -> bool:
-        return self.works_in[self.places[op].processor] != self.device
 
     def _streamed(self, frozen: Away | None, parameters: Mapping[int, str]) -> dict[int, str]:
         """Parameters that the device only reads and that moved updates, or nobody, change."""
@@ -172,8 +173,9 @@ class _Away:
         """What a moved update reads leaves the device after the last op there that uses it, or stays until its update is over."""
         made_there = {s for op in self.moved for s in self._touched(self.graph.ops[op]) if not self.graph.storages[s].lasting}
         for place, step in enumerate(self.steps):
-            leaves = isinstance(step, Free) and step.storage in made_there and not step.form
-            if leaves and (step.tier == self.device or step.storage in self.waits_in):
+            if not isinstance(step, Free) or step.storage not in made_there or step.form:
+                continue
+            if step.tier == self.device or step.storage in self.waits_in:
                 self.steps[place] = _GONE
         for storage, tier in sorted(self.waits_in.items()):
             if tier != self.device:
@@ -229,57 +231,86 @@ class _Away:
         places += [self._complete_at(self.graph.ops[other]) for other in self._earlier(op.id)]
         return max(places, default=-1)
 
-    def _under_forward(self, order: Sequence[int]) -> None:
-        """Updates on the device whose state comes and goes: over when parameters that live elsewhere come for forward, their state an op earlier."""
-        computes = [place for place, step in enumerate(self.steps) if isinstance(step, Compute)]
-        number = {place: count for count, place in enumerate(computes)}
-        fetched: dict[int, list[Step]] = {}
-        updated: dict[int, list[Step]] = {}
-        for op in order:
-            lasting = [s for s in self._touched(self.graph.ops[op]) if s in self.first_use and self.graph.storages[s].lasting]
-            first = number[min((self.first_use[s] for s in lasting), default=computes[0])]
-            updates, comes = max(0, first - self.ahead), max(0, first - self.ahead - 1)
-            fetched.setdefault(computes[comes], []).extend(self._fetch(op, -1) if comes != updates else [])
-            updated.setdefault(computes[updates], []).extend(self._update(op, -1, fetched=comes != updates))
-        for place in {*fetched, *updated}:
-            self.before[place] = [*updated.get(place, []), *fetched.get(place, []), *self.before.get(place, [])]
+    def _as_they_arrive(self, arrived: Mapping[int, Sequence[int]]) -> None:
+        """Updates in the list where their gradients are complete; state that lives where they do not run comes a few updates earlier."""
+        order = [(place, op) for place, ops in sorted(arrived.items()) for op in ops]
+        listed = self._one_by_one([op for _, op in order], 0)
+        for place, op in order:
+            self.after.setdefault(place, []).extend(listed[op])
+
+    def _coming(self, order: Sequence[int]) -> dict[int, list[int]]:
+        """By update, those of the same processor whose state is to be on its way before it runs: a few are at a time."""
+        found: dict[int, list[int]] = {op: [] for op in order}
+        for processor in {self.places[op].processor for op in order}:
+            same = [op for op in order if self.places[op].processor == processor]
+            for place, op in enumerate(same):
+                found[same[max(0, place - self.earlier)]].append(op)
+        return found
 
     def _pipelined(self, order: Sequence[int], iteration: int) -> list[Step]:
-        """One update's state is read while the one before it is computed."""
-        fetches = [self._fetch(op, iteration) for op in order]
-        steps: list[Step] = list(fetches[0]) if fetches else []
-        for place, op in enumerate(order):
-            nearby = self._touched(self.graph.ops[order[place + 1]]) if place + 1 < len(order) else set()
-            if place + 1 < len(order) and not nearby & self._touched(self.graph.ops[op]):
-                steps += fetches[place + 1]
-                steps += self._update(op, iteration, fetched=True)
-            else:
-                steps += self._update(op, iteration, fetched=True)
-                if place + 1 < len(order):
-                    steps += fetches[place + 1]
-        return steps
+        """All updates in a row."""
+        return [step for steps in self._one_by_one(order, iteration).values() for step in steps]
 
-    def _fetch(self, op: int, iteration: int) -> list[Step]:
-        """What the update needs and does not live where it runs comes there."""
-        found, works_in = self.graph.ops[op], self.works_in[self.places[op].processor]
-        wanted = [s for s in dict.fromkeys(found.mutates + found.reads) if self.graph.storages[s].lasting and works_in not in self.home[s]]
-        steps: list[Step] = [Copy(s, self.home[s][0], works_in, iteration) for s in wanted if self.home[s][0] != self.device]
-        for storage in found.reads:
+    def _one_by_one(self, order: Sequence[int], iteration: int) -> dict[int, list[Step]]:
+        """By update, what is in the list for it: the state of a few comes early, and results leave a few updates later, so that a link, which takes
+        its work in the order of the list, does not wait for a slow update with quicker ones behind it."""
+        coming = self._coming(order)
+        results: deque[tuple[int, list[Step]]] = deque()
+        found: dict[int, list[Step]] = {}
+        for place, op in enumerate(order):
+            steps = found[op] = []
+            while results and (
+                results[0][0] + self.later < place or self._touched(self.graph.ops[op]) & self._touched(self.graph.ops[order[results[0][0]]])
+            ):
+                steps += results.popleft()[1]
+            for other in coming[op]:
+                steps += self._fetch_state(other, iteration)
+            steps += [*self._fetch_late(op, iteration), *self._compute(op, iteration)]
+            results.append((place, self._results(op, iteration)))
+            if not self.later:
+                steps += results.popleft()[1]
+        for _, left in results:
+            found[order[-1]] += left
+        return found
+
+    def _fetch_state(self, op: int, iteration: int) -> list[Step]:
+        """What updates alone use: it may come early."""
+        return self._copies([s for s in self._elsewhere(op) if s not in self.last_use], op, iteration)
+
+    def _fetch_late(self, op: int, iteration: int) -> list[Step]:
+        """Parameters, which forward and backward may have there until then, and gradients."""
+        steps = self._copies([s for s in self._elsewhere(op) if s in self.last_use], op, iteration)
+        works_in = self.works_in[self.places[op].processor]
+        for storage in self.graph.ops[op].reads:
             waits_in = self.waits_in.get(storage, works_in)
             if not self.graph.storages[storage].lasting and waits_in != works_in:
                 steps += [Copy(storage, waits_in, works_in, iteration), Free(storage, waits_in, iteration=iteration)]
         return steps
 
-    def _update(self, op: int, iteration: int, *, fetched: bool = False) -> list[Step]:
-        graph, found, works_in = self.graph, self.graph.ops[op], self.works_in[self.places[op].processor]
-        steps: list[Step] = [] if fetched else self._fetch(op, iteration)
-        steps.append(Compute(op, self.places[op].processor, iteration))
+    def _elsewhere(self, op: int) -> list[int]:
+        """Lasting storages that the update needs and that do not live where it runs."""
+        found, works_in = self.graph.ops[op], self.works_in[self.places[op].processor]
+        return [s for s in dict.fromkeys(found.mutates + found.reads) if self.graph.storages[s].lasting and works_in not in self.home[s]]
+
+    def _copies(self, storages: Sequence[int], op: int, iteration: int) -> list[Step]:
+        works_in = self.works_in[self.places[op].processor]
+        return [Copy(s, self.home[s][0], works_in, iteration) for s in storages if self.home[s][0] != self.device]
+
+    def _compute(self, op: int, iteration: int) -> list[Step]:
+        found, works_in = self.graph.ops[op], self.works_in[self.places[op].processor]
+        steps: list[Step] = [Compute(op, self.places[op].processor, iteration)]
         for storage in dict.fromkeys(found.reads + found.writes):
-            if not graph.storages[storage].lasting and max(graph.uses[storage]) == op:
+            if not self.graph.storages[storage].lasting and max(self.graph.uses[storage]) == op:
                 steps.append(Free(storage, works_in, iteration=iteration))
+        return steps
+
+    def _results(self, op: int, iteration: int) -> list[Step]:
+        """What the update has changed goes where it lives."""
+        steps: list[Step] = []
+        found, works_in = self.graph.ops[op], self.works_in[self.places[op].processor]
         changed = dict.fromkeys(found.mutates + found.writes)
         for storage in dict.fromkeys(found.mutates + found.writes + found.reads):
-            if not graph.storages[storage].lasting:
+            if not self.graph.storages[storage].lasting:
                 continue
             homes = self.home[storage]
             if storage in changed:

@@ -1,0 +1,247 @@
+"""Activations and lasting state in one budget: which regions' state leaves the device, where it is updated, and what is left for activations.
+
+State leaves from the end of the model on: the next forward needs the first layers first, so theirs is updated soonest, on the device. How many
+regions, how many of them without their parameters, and how their updates are shared between the cpu and the link is tried out; each time `choose`
+plans activations in what is left, and the whole program is judged and simulated. Two resources decide: a cpu that updates, and a link that carries
+gradients and parameters besides activations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..errors import InfeasibleBudget, InvalidSchedule, OverCapacity
+from ..ir import ON_DEVICE, Menu, Placement, Program, check_schedule, peak_bytes
+from ..units import exact_bytes, format_bytes
+from .choose import Chosen, _predicted, choose, keep_everything
+from .compact import compact
+from .image import image
+from .states import StateUnit, lighter, state_units
+
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+CORRECTIONS = 3  # times that the room for activations is made smaller when a whole program turns out too large
+HOST_SHARE = 0.9  # of host memory for state; the rest is for what passes through it
+WORTH_IT = 0.995  # moving state must gain this much over leaving it
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How much leaves: numbers of units from the end of the model."""
+
+    state: int = 0
+    parameters: int = 0
+    streamed: float = 0.0  # share of the updates that are away
+
+
+def choose_jointly(
+    menu: Menu,
+    *,
+    update: str = "after",
+    tiers: Sequence[str] = ("dram",),
+    min_sent_bytes: int = 0,
+    seconds: float = 10.0,
+    on_trial: Callable[[], None] = lambda: None,
+) -> Chosen:
+    """The fastest program found in so many seconds; more than those only to find one at all."""
+    units = state_units(menu.problem.graph, menu.homes)
+    if not units:
+        return choose(menu, tiers=tiers, min_sent_bytes=min_sent_bytes, on_trial=on_trial)
+    menu = compact(menu)
+    units = state_units(menu.problem.graph, menu.homes)
+    search = _Search(menu, units, update, tiers, min_sent_bytes, time.monotonic() + seconds, on_trial)
+    return search.run()
+
+
+class _Search:
+    def __init__(
+        self,
+        menu: Menu,
+        units: list[StateUnit],
+        update: str,
+        tiers: Sequence[str],
+        min_sent_bytes: int,
+        deadline: float,
+        on_trial: Callable[[], None],
+    ) -> None:
+        self.menu, self.units, self.update = menu, units, update
+        self.tiers, self.min_sent_bytes, self.deadline, self.on_trial = tiers, min_sent_bytes, deadline, on_trial
+        self.tried: dict[tuple[Split, bool], Chosen | None] = {}
+        self.least_bytes: int | None = None
+        self.balance = self._balance()
+
+    def _balance(self) -> float:
+        """The share of updates that go through the device when the cpu and the link are done with theirs at the same time."""
+        machine, seconds = self.menu.problem.machine, self.menu.problem.costs.op_seconds
+        updates = [op for unit in self.units for op in unit.updates]
+        on_cpu = sum(seconds.get((op, "cpu"), 0.0) for op in updates)
+        on_link = sum(machine.copy_seconds(unit.state_bytes + unit.gradient_bytes, "dram", self.menu.problem.device_tier) for unit in self.units)
+        return on_cpu / (on_cpu + on_link) if on_cpu + on_link else 0.0
+
+    def run(self) -> Chosen:
+        count = len(self.units)
+        numbers = sorted({round(share * count) for share in SHARES})
+        alone = self._try(Split())
+        if alone is not None and alone.program.policy == "keep_all":
+            return alone
+        for state in reversed(numbers[1:]):  # from the most room on, so that something is found
+            self._try(Split(state, 0, self.balance))
+        if self._best() is None:
+            for parameters in reversed(numbers[1:]):
+                self._try(Split(count, parameters, self.balance))
+        if self._best() is None:
+            self._refuse()
+        self._descend()
+        best = self._best()
+        assert best is not None
+        if alone is not None and best[1].seconds > alone.seconds * WORTH_IT:
+            return alone
+        return best[1]
+
+    def _descend(self) -> None:
+        """From the best so far: other shares of streamed updates, then ever smaller changes of both numbers."""
+        count = len(self.units)
+        step = max(1, count // 4)
+        while True:
+            found = self._best()
+            assert found is not None
+            split = found[0]
+            for change in (-step, step):
+                state = min(max(split.state + change, 0), count)
+                self._try(replace(split, state=state, parameters=min(split.parameters, state)))
+                self._try(replace(split, parameters=min(max(split.parameters + change, 0), split.state)))
+                streamed = min(max(split.streamed + change / count, 0.0), 1.0)
+                self._try(replace(split, streamed=streamed))
+            if time.monotonic() > self.deadline:
+                return
+            better = self._best()
+            assert better is not None
+            if better[0] == split:
+                if step == 1:
+                    return
+                step = (step + 1) // 2 if step > 2 else 1
+
+    def _best(self) -> tuple[Split, Chosen] | None:
+        found = [(chosen.seconds, number, split, chosen) for number, ((split, _), chosen) in enumerate(self.tried.items()) if chosen is not None]
+        return min(found)[2:] if found else None
+
+    def _try(self, split: Split) -> Chosen | None:
+        """With and without sending activations: the link may have better things to do."""
+        for sends in (False, True) if self.tiers else (False,):
+            if (split, sends) in self.tried:
+                continue
+            if time.monotonic() > self.deadline and self._best() is not None:
+                break
+            self.tried[split, sends] = self._planned(split, self.tiers if sends else ())
+        found = [chosen for sends in (False, True) if (chosen := self.tried.get((split, sends))) is not None]
+        return min(found, key=lambda chosen: chosen.seconds) if found else None
+
+    def _planned(self, split: Split, tiers: Sequence[str]) -> Chosen | None:
+        self.on_trial()
+        states = self.states(split)
+        if states is None:
+            return None
+        light = lighter(self.menu, states)
+        room = self.menu.problem.budget_bytes - (self._passing_bytes(light, states) if states else 0)
+        for _ in range(CORRECTIONS):
+            if room <= 0:
+                return None
+            try:
+                inner = choose(replace(light, problem=light.problem.with_budget(room)), tiers=tiers, min_sent_bytes=self.min_sent_bytes)
+            except InfeasibleBudget as error:
+                self._needs(self.menu.problem.budget_bytes - room + (error.least_bytes or 0))
+                return None
+            program = replace(inner.program, states=states, update=self.update) if states else inner.program
+            made = image(self.menu, program)
+            try:
+                check_schedule(made.problem, made.schedule)
+            except OverCapacity as error:
+                if error.tier != made.problem.device_tier:
+                    return None
+                room -= error.needed_bytes - self.menu.problem.budget_bytes
+                continue
+            except InvalidSchedule:
+                return None
+            return _predicted(self.menu, program)
+        return None
+
+    def _passing_bytes(self, light: Menu, states: Mapping[str, Placement]) -> int:
+        """What passes through the device at its fullest moment, as far as that can be told with everything kept."""
+        kept = keep_everything(self.menu)
+        whole, without = image(self.menu, replace(kept, states=states, update=self.update)), image(light, kept)
+        device = whole.problem.device_tier
+        return max(0, peak_bytes(whole.problem, whole.schedule)[device] - peak_bytes(without.problem, without.schedule)[device])
+
+    def states(self, split: Split) -> dict[str, Placement] | None:
+        """By path, the placements of a split; None if what leaves has no room where it goes."""
+        count = len(self.units)
+        machine = self.menu.problem.machine
+        room = {"host": int(machine.capacity("dram") * HOST_SHARE), "nvme": machine.capacity("nvme") if "nvme" in machine.tier_named else 0}
+        found: dict[str, Placement] = {}
+        through = 0.0
+        for place, unit in enumerate(self.units):
+            if place < count - split.state:
+                continue
+            options = self.menu.homes[unit.path]
+            through += split.streamed
+            updates = ("streamed", "cpu") if through >= 1 else ("cpu", "streamed")
+            wanted = ("host", "nvme") if place >= count - split.parameters else ("device",)
+            chosen = self._fitting(options, updates, wanted, unit, room)
+            if chosen is None:
+                return None
+            if chosen.update == "streamed" or through >= 1:
+                through -= 1
+            if chosen != ON_DEVICE:
+                found[unit.path] = chosen
+        return found
+
+    @staticmethod
+    def _fitting(
+        options: Sequence[Placement], updates: Sequence[str], parameters: Sequence[str], unit: StateUnit, room: dict[str, int]
+    ) -> Placement | None:
+        """The first that has room: as wanted, with the state in host memory before the disk, then anything that is away, then the device."""
+        order = [
+            option
+            for update in updates
+            for state in ("host", "nvme")
+            for home in parameters
+            for option in options
+            if (option.update, option.state, option.parameters) == (update, state, home)
+        ]
+        order += [option for option in options if option not in order and (option.parameters in parameters or option == ON_DEVICE)]
+        for option in order:
+            taken = {"host": 0, "nvme": 0}
+            if option.update != "device":
+                taken[option.state] += unit.state_bytes
+                taken["host"] += unit.gradient_bytes
+                if option.update == "cpu":
+                    taken["host"] += unit.parameter_bytes  # what the update makes, until the device has it
+            if option.parameters in taken:
+                taken[option.parameters] += unit.parameter_bytes
+            if all(taken[tier] <= room[tier] for tier in taken):
+                for tier, nbytes in taken.items():
+                    room[tier] -= nbytes
+                return option
+        return None
+
+    def _needs(self, nbytes: int) -> None:
+        self.least_bytes = nbytes if self.least_bytes is None else min(self.least_bytes, nbytes)
+
+    def _refuse(self) -> None:
+        budget, least = self.menu.problem.budget_bytes, self.least_bytes
+        if least is None or least <= budget:
+            raise InfeasibleBudget(
+                f"no plan was found for a budget of {format_bytes(budget)}: what would have to leave the device has no room in host memory or on "
+                "the disk; allow more with host=, name a disk with nvme=, or use a smaller model",
+                least_bytes=least,
+            )
+        raise InfeasibleBudget(
+            f"budget {format_bytes(budget)} is below {format_bytes(least)}, what this step needs with everything recomputed and moved away that "
+            f"can be; use at least {exact_bytes(least)}, a smaller batch, or fewer trainable parameters",
+            least_bytes=least,
+        )
+
+
+def homes_away(program: Program) -> bool:
+    return any(place != ON_DEVICE for place in program.states.values())
