@@ -1,7 +1,7 @@
 """The layers of a model, as the people mean who checkpoint "every layer": a transformer block, a residual block, a level of a U-Net.
 
 A block is a call of a submodule whose class is called more than once in a step, if it does more than one op and one of them is work (a product, a
-convolution, attention, a recurrence). A graph that names no such submodules is cut before each op that is work.
+convolution, attention, a recurrence), or if it is all in one op, compiled. A graph that names no such submodules is cut before each op that is work.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..ir import Graph, Op, Phase, Problem, Role
 from ._gaps import Drop, can_recompute
-from ._layers import saved_for_backward
+from ._layers import is_region, saved_for_backward
 
 WORK = ("matmul", "linear", "addmm", "mm", "bmm", "attention", "rnn")
 
@@ -28,7 +28,7 @@ class Block:
 
 
 def is_work(op: Op) -> bool:
-    return "conv" in op.kind or op.kind.removesuffix("_backward") in WORK
+    return "conv" in op.kind or op.kind.removesuffix("_backward") in WORK or is_region(op)
 
 
 def blocks(graph: Graph) -> list[Block]:
@@ -47,7 +47,8 @@ def _called(graph: Graph) -> list[tuple[str, list[int]]]:
     found = []
     for call in graph.calls:
         members = ops.get(call.id, [])
-        if calls[kind_of[call.region]] > 1 and len(members) > 1 and any(is_work(graph.ops[op]) for op in members):
+        several = len(members) > 1 or any(is_region(graph.ops[op]) for op in members)
+        if calls[kind_of[call.region]] > 1 and several and any(is_work(graph.ops[op]) for op in members):
             found.append((call.module, members))
     return sorted(found, key=lambda block: block[1][0])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..ir import Graph, Op, Phase, Role
 
 DENSE = ("matmul", "linear", "addmm", "mm", "bmm", "attention")
+REGION = ("region_forward", "region_backward")  # a whole block in one op: in steps whose blocks are compiled
 
 
 def is_conv(op: Op) -> bool:
@@ -12,7 +13,11 @@ def is_conv(op: Op) -> bool:
 
 
 def is_dense(op: Op) -> bool:
-    return op.kind.removesuffix("_backward") in DENSE
+    return op.kind.removesuffix("_backward") in DENSE or is_region(op)
+
+
+def is_region(op: Op) -> bool:
+    return op.kind in REGION
 
 
 def forward_uses(graph: Graph, storage: int) -> list[int]:

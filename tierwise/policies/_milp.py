@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Any
 
 from ..errors import BadInput
+from ..ir import Problem
 
 _SCIPY_OPTIMAL, _SCIPY_INFEASIBLE = 0, 2
 
@@ -129,3 +130,8 @@ def _solution(found: Any, unit: float) -> Solution:
     gap = 0.0 if objective == bound else abs(objective - bound) / max(abs(objective), 1e-300)
     status = Status.OPTIMAL if found.status == _SCIPY_OPTIMAL else Status.CUT_OFF
     return Solution(status, tuple(float(value) for value in found.x), objective, bound, gap)
+
+
+def above_once(problem: Problem, seconds: float) -> str:
+    """A gap for plans that no bound of a program was found for: whatever is computed or moved, every op runs once."""
+    return f"{max(0.0, seconds / problem.op_starts[-1] - 1):.1%} above every op once" if problem.op_starts[-1] else "0.0% above every op once"

@@ -16,7 +16,7 @@ from ..errors import BadInput, InfeasibleBudget, InvalidSchedule
 from ..ir import Compute, Op, Phase, Problem, Schedule, peak_bytes
 from ..units import format_bytes
 from ._gaps import build
-from ._milp import Program, Solution, Status
+from ._milp import Program, Solution, Status, above_once
 from ._nodes import Nodes, Score, Victim, evict_in_order, runs_of, schedule_of
 
 SOLVERS = ("auto", "exact", "rounding")
@@ -107,7 +107,7 @@ def find(
         found = [] if exact else [each.least_bytes(stays, *FIRST_ANSWERS) for each in (search, fine)]
         least = min((each for each in found if each is not None), default=None)
         raise InfeasibleBudget(f"no schedule within {format_bytes(problem.budget_bytes)} was found; {search.why}", least_bytes=least)
-    return replace(search.best, notes=(search.note,))
+    return replace(search.best, notes=(f"{search.note}; {above_once(problem, search.best_seconds)}",))
 
 
 def _first_backward(problem: Problem, runs: Sequence[range]) -> int:
@@ -184,7 +184,7 @@ class Search:
         found = model.program.solve(time_limit_seconds=time_limit_seconds, relative_gap=relative_gap)
         if found:
             self.offer(model.stages(found))
-            self.note = f"integer program of {len(self.nodes)} nodes, {found.status}" + (f", gap {found.gap:.1%}" if found.gap > relative_gap else "")
+            self.note = f"integer program of {len(self.nodes)} nodes, {found.status}, gap {found.gap:.1%}"
         elif found.status is Status.INFEASIBLE:
             self.why = "the integer program has no solution: use a larger budget"
             self.note = f"integer program of {len(self.nodes)} nodes: nothing is better than the first answer"

@@ -22,7 +22,7 @@ from ..simulate import simulate
 from ..units import format_bytes
 from ._gap_program import GapProgram
 from ._gaps import Swap, build, gaps
-from ._milp import Status
+from ._milp import Status, above_once
 from ._nodes import Nodes, runs_of
 from ._paged import PagedProgram
 from ._stages import FIRST_ANSWERS, MOST_OPS, Search, bytes_that_stay, op_by_op, unit_bytes
@@ -69,7 +69,7 @@ def plan(
         search.choose_gaps(time_limit_seconds, GAP_ENOUGH if relative_gap is None else relative_gap)
     if search.best is None:
         raise InfeasibleBudget(f"no schedule within {format_bytes(problem.budget_bytes)} was found; {search.why}", least_bytes=search.least)
-    return replace(search.best, notes=(search.note,))
+    return replace(search.best, notes=(f"{search.note}; {above_once(problem, search.best_seconds)}",))
 
 
 class _Search:
@@ -109,8 +109,7 @@ class _Search:
         program = PagedProgram(self.units, self.free_bytes // self.units.unit, self.problem, self.tier)
         found = program.program.solve(time_limit_seconds=time_limit_seconds, relative_gap=relative_gap)
         if found:
-            gap = f", gap {found.gap:.1%}" if found.gap > relative_gap else ""
-            self.offer(program.schedule(found), f"integer program of {len(self.nodes)} nodes, {found.status}{gap}")
+            self.offer(program.schedule(found), f"integer program of {len(self.nodes)} nodes, {found.status}, gap {found.gap:.1%}")
         elif found.status is Status.INFEASIBLE:
             self.why = "the integer program has no solution: use a larger budget"
         else:
@@ -127,8 +126,7 @@ class _Search:
                 break
             schedule = build(self.problem, *program.choices(found))
             needed = peak_bytes(self.problem, schedule)[self.problem.device_tier]
-            gap = f", gap {found.gap:.1%}" if found.gap > relative_gap else ""
-            self.offer(schedule, f"a program over {len(program.gaps)} gaps of {len(self.nodes)} nodes, {found.status}{gap}")
+            self.offer(schedule, f"a program over {len(program.gaps)} gaps of {len(self.nodes)} nodes, {found.status}, gap {found.gap:.1%}")
             left = self.problem.budget_bytes - needed
             if abs(left) < CLOSE * self.free_bytes:
                 break

@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..errors import InfeasibleBudget
-from ..ir import Problem, Schedule, peak_bytes
+from ..ir import Compute, Problem, Schedule, peak_bytes
 from ..units import format_bytes
 from ._chain import Chain, Segment, chain_of
 from ._gaps import build
-from ._milp import Program
+from ._milp import Program, above_once
 from ._nodes import schedule_of
 from ._rotor import Choice, Rotor, Stage
 
@@ -72,7 +72,8 @@ def _fastest_that_fits(problem: Problem, solver: _Solver, ways: list[int]) -> Sc
             least_bytes=known,
         )
     note = f"{len(solver.chain.segments)} blocks, {solver.solved} of them different, with {solver.options_found} options in all"
-    return replace(best, notes=(note,))
+    seconds = sum(problem.device_seconds[step.op] for step in best.steps if isinstance(step, Compute))
+    return replace(best, notes=(f"{note}; {above_once(problem, seconds)}",))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ Rule     copy x to the host while its last forward consumer runs; the next layer
          nothing, conv and all, with the fastest kernels; then conv and all, each op with the fastest kernel its place in memory leaves room for;
          then conv and all with the least workspace.
 Differs  kernels are the step's variants, and captured steps have none unless they are given: then dyn is nothing, conv, all. Networks without
-         convolutions: every layer is a feature layer, and dense layers stop the walk.
+         convolutions: every layer is a feature layer, and dense layers stop the walk. Of a block that is compiled into one op, what it saves is
+         sent when it is done: these are the inputs of its layers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..errors import BadInput, InfeasibleBudget
 from ..ir import Graph, Op, Phase, Problem, Schedule, peak_bytes
 from ..units import format_bytes
 from ._gaps import Swap, build, device_bytes
-from ._layers import is_conv, is_dense, saved_for_backward
+from ._layers import is_conv, is_dense, is_region, saved_for_backward
 
 DECIDES = "swap by layer"
 FIDELITY = "faithful"
@@ -99,8 +100,9 @@ def offloads(problem: Problem, mode: str, tier: str) -> list[Swap]:
     for storage, layer, needed in saved_for_backward(graph):
         wanted = mode == "all" or (mode == "conv" and is_conv(graph.ops[layer]))
         is_input = layer in graph.readers[storage]  # a layer's mask or statistics are not feature maps
-        if wanted and is_input and layer < last_feature and needed > layer + 1:
-            leaves_at[storage] = layer
+        inside = is_region(graph.ops[layer]) and not is_input  # inputs of the layers in a compiled block, there when it is done
+        if wanted and (is_input or inside) and layer < last_feature and needed > layer + 1 + inside:
+            leaves_at[storage] = layer + inside
             needed_first.setdefault(needed, []).append(storage)
     fetch_at = _prefetch(graph, needed_first)
     return [Swap(storage, tier, out_at=layer, free_at=layer + 1, in_at=fetch_at[storage], join=True) for storage, layer in leaves_at.items()]
