@@ -127,7 +127,7 @@ def picture(name: str, case: str, rows: list[Row]) -> str:
     whole = next(row["peak_bytes"] for row in rows if row["way"] == KEPT)
     points = {way: sorted({(row["peak_bytes"] / whole, row["ratio"]) for row in rows if row["way"] == way and row["peak_bytes"] and row["ratio"]})
               for way in {row["way"] for row in rows}}  # fmt: skip
-    exact = [point for way, found in points.items() if way in _known() and not policies.card(way).exactness.startswith("lossy") for point in found]
+    exact = [point for way, found in points.items() if way in _exact() for point in found]
     model = case.removesuffix(f" on {MACHINE}")
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
@@ -162,8 +162,8 @@ def frontier(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 @functools.cache
-def _known() -> frozenset[str]:
-    return frozenset(policies.names())
+def _exact() -> frozenset[str]:
+    return frozenset(name for name in policies.names() if not policies.card(name).exactness.startswith("lossy"))
 
 
 def _path(points: list[tuple[float, float]]) -> str:
