@@ -115,7 +115,7 @@ def _planned(trace: G10Trace, way: str, problem: Problem, policy: str, options: 
 def _row(trace: G10Trace, way: str, problem: Problem, schedule: Schedule | None, published: float | None) -> dict[str, Any]:
     row: dict[str, Any] = {"case": trace.name, "way": way, "budget_bytes": problem.budget_bytes}
     row |= dict.fromkeys(("peak_bytes", "seconds", "ratio", "predicted_seconds", "predicted_peak_bytes"))
-    row |= {"published_seconds": published, "deviation": None}
+    row |= {"published_seconds": published, "deviation": None, "why": None}
     if schedule is None:
         return row
     check_schedule(problem, schedule)
@@ -129,5 +129,5 @@ def _row(trace: G10Trace, way: str, problem: Problem, schedule: Schedule | None,
         "predicted_seconds": seconds,
         "predicted_peak_bytes": peak_bytes(problem, schedule)[problem.device_tier],
         "deviation": (deviation := seconds / published - 1 if published else None),
-        "why": None if deviation is None or abs(deviation) < EQUAL else next(why for part, why in WHY.items() if part in way),
+        "why": None if deviation is None or abs(deviation) < EQUAL else next((why for part, why in WHY.items() if part in way), None),
     }

@@ -249,7 +249,7 @@ def test_rows_of_a_small_trace(tmp_path):
         "g10, disk, published plan, capacity binds the planner",
         "g10, disk, capacity enforced",
     } <= rows.keys()
-    keys = "case way budget_bytes peak_bytes seconds ratio predicted_seconds predicted_peak_bytes published_seconds deviation"
+    keys = "case way budget_bytes peak_bytes seconds ratio predicted_seconds predicted_peak_bytes published_seconds deviation why"
     assert all(list(row) == keys.split() for row in rows.values())
 
 
