@@ -1,7 +1,8 @@
 """vDNN's headline (MICRO 2016): VGG-16 at batch 256 needs 28 GB, and trains in a 12 GB Titan X at 18% less than a card with enough memory would.
 
-The step is captured and costed by roofline for the same card, as PyTorch runs it and with the backward of ReLU in place, as their framework ran
-it: a feature map of the first layers has 3.3 GB, and PyTorch's ReLU has three of them at a time. Kernels are the step's own, without workspace, or
+The step is captured and costed by roofline for the same card, as PyTorch runs it, with the backward of ReLU in place, and with cuDNN's pooling
+besides, as their framework ran it: a feature map of the first layers has 3.3 GB, and PyTorch's ReLU has three of them at a time; its pooling saves
+8 bytes for each maximum, where cuDNN's reads what it made. Kernels are the step's own, without workspace, or
 Winograd's transform where that fits, which is counted, not measured (policies/_kernels.py). Where vDNN does not fit into the card, it is also given
 the least it needs, so that its loss can be compared.
 """
@@ -36,7 +37,9 @@ TOO_LITTLE = ("at the first pooling's backward PyTorch's indices, 8 bytes for ea
 def rows() -> list[dict[str, Any]]:
     graph = pipeline.capture_model("vgg-16", batch=256, optimizer="sgd").graph
     found = []
-    for step, made in (("PyTorch's step", graph), ("ReLU's backward in place", _in_place(graph))):
+    in_place = _in_place(graph)
+    steps = {"PyTorch's step": graph, "ReLU's backward in place": in_place, "ReLU in place, cuDNN's pooling": _without_indices(in_place)}
+    for step, made in steps.items():
         problem = pipeline.make_problem(made, "titanx-12")
         found += [*_rows(problem, step, "own kernels", KEPT), *_rows(with_conv_kernels(problem), step, "Winograd to choose", TRANSFORMED)]
     return found
@@ -51,6 +54,14 @@ def _on_its_gradient(graph: Graph, op: Op) -> Op:
     if op.kind != "relu_backward" or graph.uses[op.reads[0]][-1] != op.id:
         return op
     return replace(op, in_place=((op.reads[0], op.writes[0]),))
+
+
+def _without_indices(graph: Graph) -> Graph:
+    """A pooling's backward finds the maxima again in what went in and came out; nothing else is saved for it."""
+    made = {op.writes[1]: op.writes[0] for op in graph.ops if op.kind == "max_pool2d" and len(op.writes) == 2}
+    storages = tuple(replace(storage, nbytes=0) if storage.id in made else storage for storage in graph.storages)
+    ops = tuple(replace(op, reads=tuple(dict.fromkeys((*op.reads, *(made[s] for s in op.reads if s in made))))) for op in graph.ops)
+    return replace(graph, storages=storages, ops=ops)
 
 
 def _rows(problem: Problem, step: str, kernels: str, why: str) -> Iterator[dict[str, Any]]:
