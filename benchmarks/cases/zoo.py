@@ -4,7 +4,7 @@
 
 Budgets are shares of what keeping everything takes; the card counts with its rates and as much memory as the budget says. The three transformers are
 compiled steps, two ops for each block; the three convolutional nets go op by op, since rules by kind of layer need layers. Costs are rooflines.
-Searches get one second a cell, and a cell that takes longer than twenty says so. Nothing here needs a GPU.
+Searches get one second a cell, and a cell that takes longer than twenty of the processor says so. Nothing here needs a GPU.
 
 Rows are kept as they come, in results/simulated/zoo.partial.jsonl: what was interrupted goes on from there when it is called again. With only some
 models or policies, the others' rows of the latest result stay; each row says at which commit it was made.
@@ -87,6 +87,7 @@ def main() -> None:
     whole = (chosen.models, chosen.policies) == ("all", "all")
     rows = in_order(rows if whole else [*_others(rows), *rows])
     command = shlex.join(["python", "-m", "benchmarks.cases.zoo", *sys.argv[1:]])
+    command = command if whole or not _latest() else f"{_latest()['command']}; {command}"
     print("wrote", results.write("zoo", rows, machine="simulated", command=command, baseline=BASELINE))
     PARTIAL.unlink(missing_ok=True)
     (results.HERE / "RESULTS.md").write_text(results.page(), encoding="utf-8")
@@ -153,10 +154,13 @@ def _kept_columns(partial: Path) -> Iterator[tuple[Task, list[Cell]]]:
 
 def _others(rows: list[Cell]) -> list[Cell]:
     """Of the latest result, what is not in these rows; its keeping everything and bounds are theirs, where a machine is in both."""
-    latest = max((results.HERE / "results" / "simulated").glob("*-zoo.json"), default=None)
     here = {(row["case"], row["way"]) for row in rows}
-    found: list[Cell] = json.loads(latest.read_text(encoding="utf-8"))["rows"] if latest else []
-    return [row for row in found if (row["case"], row["way"]) not in here]
+    return [row for row in _latest().get("rows", ()) if (row["case"], row["way"]) not in here]
+
+
+def _latest() -> results.Result:
+    path = max((results.HERE / "results" / "simulated").glob("*-zoo.json"), default=None)
+    return json.loads(path.read_text(encoding="utf-8")) if path else {}
 
 
 # -- cells ------------------------------------------------------------------------------------------------------------------------------
@@ -208,12 +212,13 @@ def _column(task: Task) -> tuple[Task, list[Cell]]:
 
 
 def _planned(problem: Problem, name: str, kept_seconds: float, kept_peak: int) -> Cell:
-    signal.signal(signal.SIGALRM, _stop)
-    signal.setitimer(signal.ITIMER_REAL, CELL_SECONDS)
-    began = time.perf_counter()
+    # Seconds of this process, not of the clock: others may be busy here, too.
+    signal.signal(signal.SIGPROF, _stop)
+    signal.setitimer(signal.ITIMER_PROF, CELL_SECONDS)
+    began = time.process_time()
     try:
         prepared, schedule = policies.planned(problem, name, **_options(name))
-        planning = time.perf_counter() - began
+        planning = time.process_time() - began
         return _measured(prepared, schedule, kept_seconds) | {"planning_seconds": planning}
     except _TooLong:
         return {"outcome": f"over {CELL_SECONDS:.0f} s", "why": f"planning took more than {CELL_SECONDS:.0f} s"}
@@ -226,7 +231,7 @@ def _planned(problem: Problem, name: str, kept_seconds: float, kept_peak: int) -
     except Exception as error:
         return {"outcome": f"crashed: {type(error).__name__}", "why": str(error)}
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _measured(problem: Problem, schedule: Schedule, kept_seconds: float) -> Cell:
