@@ -7,7 +7,7 @@ hide, if there are such: each copy out is done when memory is shortest, each cop
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -93,7 +93,7 @@ class _Lanes:
         now = starts[-1]
         for gap in sorted(chosen, key=lambda gap: (-gap.end, gap.storage)):
             now = min(now, starts[gap.end]) - self._seconds(self.back, gap)
-            back[gap] = max(gap.start + 1, min(gap.end, bisect_left(starts, now) - 1))
+            back[gap] = max(gap.start + 1, min(gap.end, bisect_right(starts, now) - 1))
         return [Sent(gap, gone[gap], back[gap]) for gap in chosen]
 
     def _seconds(self, link: Link, gap: Gap) -> float:

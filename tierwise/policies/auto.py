@@ -27,6 +27,7 @@ from ._gaps import Gap, build, device_bytes
 from ._lasting import movable
 from ._nodes import Nodes, evict_in_order, runs_of, schedule_of
 from ._reshaped import Reshaped, evenly, own_state, updates_first
+from ._runtime import least_on_demand
 from ._sent import WithSent, placed, sendable
 from ._stages import FIRST_ANSWERS
 
@@ -38,11 +39,13 @@ EXACTNESS = "exact if what happens to gradients before the update is in the grap
 SWAPPING = (capuchin.plan, g10.plan)
 BETTER = 1 - 1e-6  # of the seconds so far, to be worth another round
 FIRST_SHARE = 0.4  # of the time or tries, for the first guesses
+MOST = 0.95  # of the time, for the search: the answer is judged afterwards
 CPU_STEPS, STREAM_STEPS = (0.2, 0.1, 0.05, 0.025), (0.25, 0.125, 0.06, 0.03)
 LIGHT = 0.03  # of the budget: state that is not worth moving for its bytes; a tenth of it of the step, updates not worth it for their time
 LEAST_SHARE = 0.1  # of a link, that activations may always count on
 FEW_OPS = 600  # up to which every op is a node of its own when activations are dropped; beyond, while knobs are turned, runs of ops are
 NODES = 300
+MANY_OPS = 2500  # beyond, policies that swap op by op take longer than all the rest, and are asked only if there is no other plan
 SMALL = 24  # ops, of a step small enough for integer programs
 SMALL_SECONDS = 2.0  # for each of them
 # Quick, and each the best of others somewhere: tried as they are, if there is time.
@@ -99,6 +102,7 @@ class _Search:
     def __init__(self, problem: Problem, tier: str, processor: str, seconds: float, tries: float) -> None:
         self.problem, self.tier, self.processor = problem, tier, processor
         self.began, self.seconds_limit, self.max_tries = time.process_time(), seconds, tries
+        self.last_try = 0.0  # seconds that one took
         self.best: Schedule | None = None
         self.best_seconds = math.inf
         self.best_knobs: Knobs | None = None
@@ -107,6 +111,7 @@ class _Search:
         self.asked: list[str] = []  # other policies
         self.least_bytes: int | None = None
         links, device = problem.machine.link_between, problem.device_tier
+        self.large = False
         self.can_send = (device, tier) in links and (tier, device) in links
         self._shapes: dict[tuple[bool, tuple[int, ...], bool, tuple[int, ...], int], _Shape] = {}
         self._simulated: dict[tuple[_Shape, int, bool, int, bool], float] = {}
@@ -117,7 +122,8 @@ class _Search:
         everything = build(self.problem)
         if peak_bytes(self.problem, everything)[self.problem.device_tier] <= self.problem.budget_bytes:
             self.offer(everything, "everything is kept")
-        fine = len(Reshaped(self.problem, self._early).places) <= FEW_OPS
+        ops = len(Reshaped(self.problem, self._early).places)
+        fine, self.large = ops <= FEW_OPS, ops > MANY_OPS
         starts = []
         for knobs in self._starts():
             starts.append(replace(knobs, fine=fine))
@@ -126,22 +132,23 @@ class _Search:
         if len(self.problem.graph.ops) <= SMALL:
             self._solve()
         feasible = sorted((k for k in starts if self.tried.get(k, math.inf) < math.inf), key=self.tried.__getitem__)
-        if not fine:
+        if not fine and not self.large:
             for knobs in [replace(feasible[0], fine=True, rule=rule) for rule in range(len(FIRST_ANSWERS)) if feasible]:
-                self.seconds(knobs)
+                if not self.is_over():
+                    self.seconds(knobs)
             feasible = sorted((k for k, seconds in self.tried.items() if seconds < math.inf), key=self.tried.__getitem__)
         for start in feasible[:2]:
             self._turn(start)
-        for name in FLOOR:
+        for name in () if self.large else FLOOR:
             if name not in self.asked and not self.is_over() and (self.best is None or self.worth_more()):
                 self.ask(name)
         if self.best is None:
             self._last_resorts()
 
     def is_over(self, share: float = 1.0) -> bool:
-        """Whether this share of what may be spent is spent."""
-        spent = time.process_time() - self.began
-        return spent > share * self.seconds_limit or len(self._simulated) + len(self.asked) >= share * self.max_tries
+        """Whether this share of what may be spent is spent, or would be with another try and whoever judges the answer."""
+        spent = time.process_time() - self.began + 2 * self.last_try
+        return spent > share * MOST * self.seconds_limit or len(self._simulated) + len(self.asked) >= share * self.max_tries
 
     @cached_property
     def bound(self) -> float:
@@ -155,12 +162,14 @@ class _Search:
         """What is good somewhere, the best of it first."""
         swapping = len(FIRST_ANSWERS)
         yield Knobs()
-        if self.can_send:
+        if self.can_send and not self.large:
             yield Knobs(rule=swapping)
         yield Knobs(early=True)
         if not self.can_send:
             return
         heavy = self._state_bytes > LIGHT * self.problem.budget_bytes
+        if heavy and self.large and self._movable:
+            yield Knobs(early=True, cpu=0.4, streamed=0.6)
         if self._movable and (heavy or self._update_share > LIGHT / 10):
             for cpu in (0.5, 0.2, 0.8):
                 yield Knobs(early=True, cpu=cpu)
@@ -170,7 +179,8 @@ class _Search:
                 yield Knobs(early=True, streamed=streamed)
                 if self._movable:
                     yield Knobs(early=True, cpu=0.4, streamed=streamed)
-        yield Knobs(early=True, rule=swapping)
+        if not self.large:
+            yield Knobs(early=True, rule=swapping)
         if self.best is None:
             yield Knobs(early=True, rule=swapping + 1)
             yield Knobs(early=True, streamed=1.0, rule=swapping + 1)
@@ -197,7 +207,7 @@ class _Search:
                     yield replace(at, sent=sent)
             if at.sent:
                 yield replace(at, dear=not at.dear)
-        for rule in range(len(FIRST_ANSWERS) + self.can_send):  # of those that swap, capuchin's
+        for rule in range(len(FIRST_ANSWERS) + (self.can_send and not self.large)):  # of those that swap, capuchin's
             if rule != at.rule and level < 2:
                 yield replace(at, rule=rule)
         if self.can_send and self._movable:
@@ -222,7 +232,9 @@ class _Search:
             shape = self._shape(knobs)
             what = (shape, knobs.sent, knobs.dear or not knobs.sent, knobs.rule, knobs.fine or knobs.rule >= len(FIRST_ANSWERS))
             if what not in self._simulated:
+                began = time.process_time()
                 self._simulated[what] = self._simulate(shape, knobs)
+                self.last_try = time.process_time() - began
             self.tried[knobs] = self._simulated[what]
         return self.tried[knobs]
 
@@ -317,9 +329,10 @@ class _Search:
         from . import load
 
         module = load(name)
-        if any(
-            need not in self.problem.machine.tier_named and need not in self.problem.machine.processor_named
-            for need in getattr(module, "REQUIRES", ())
+        machine = self.problem.machine
+        needs: set[str] = getattr(module, "REQUIRES", set())
+        if any(need not in machine.tier_named and need not in machine.processor_named for need in needs) or (
+            self.tier in needs and not self.can_send
         ):
             return
         if name in ("checkmate", "poet", "swapadvisor", "autotm") and not options:
@@ -350,6 +363,8 @@ class _Search:
         for name in (*FLOOR, *LAST_RESORTS):
             if self.best is None and name not in self.asked:
                 self.ask(name)
+        if self.best is None and self.can_send and (least := least_on_demand(self.problem)) > self.problem.budget_bytes:
+            self.least_bytes = min(least, self.least_bytes or least)  # demand paging can do that, if there is room for all else
 
     def notes(self) -> Iterator[str]:
         gap = self.best_seconds / self.bound - 1 if self.bound else 0.0
