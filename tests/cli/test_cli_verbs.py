@@ -201,6 +201,13 @@ def test_compare_says_what_does_not_fit(tierwise, step):
     assert out[-1].split(maxsplit=1) == ["chen", f"does not fit; its smallest budget is {nbytes}B"]
 
 
+def test_compare_marks_what_is_not_exact_and_does_not_recommend_it(tierwise, graph_step):
+    ran = tierwise("compare", str(graph_step), "--machine", "h200", "--budget", "7.5GiB", "--policies", "zenflow,zero_offload")
+    names = [line.split("  ")[0] for line in ran.out.splitlines()[-3:]]
+    assert names == ["zenflow (not exact)", "zero_offload", "lower bound"]  # the fastest first
+    assert "--policy zero_offload" in ran.err
+
+
 def test_compare_writes_and_prints_a_run(tierwise, step, tmp_path):
     words = ("compare", step, "--budget", "50B,40B", "--policies", "keep_all,chen")
     ran = tierwise(*words, "-o", tmp_path / "t.json")
