@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cases import zoo
 from tierwise import policies
 
 HERE = Path(__file__).parent
@@ -36,13 +38,16 @@ def zoo_page(path: Path | None = None) -> tuple[str, dict[str, str]]:
     here = [row for row in rows if row["case"].endswith(f" on {MACHINE}")]
     models = list(dict.fromkeys(row["case"].removesuffix(f" on {MACHINE}") for row in here))
     ways = sorted({row["way"] for row in rows} - {REFERENCE, BOUND})
+    ours = [way for way in ways if policies.card(way).year is None]
     shares = sorted({row["budget_share"] for row in rows if row["way"] in ways}, reverse=True)
     pictures = {model: _picture([row for row in here if row["case"] == f"{model} on {MACHINE}"], model) for model in models}
+    pictures["by-year"] = _years(here, ways)
     parts = [
         "# The field on one engine\n\n"
         f"Made from `benchmarks/results/{path.parent.name}/{path.name}` by `make docs`: {result['date']}, commit {result['commit']}, "
         f"`{result['command']}`.\n\n"
-        f"{len(ways)} published policies plan the same training steps, one judge says what is legal and one clock how long it takes. A budget is a "
+        f"{len(ways) - len(ours)} published policies{' and ours, ' + ', '.join(ours) + ',' if ours else ''} plan the same training steps, one judge "
+        "says what is legal and one clock how long it takes. A budget is a "
         "share of what keeping everything takes, and time is against keeping everything. Nothing ran: costs are rooflines, so what is compared is "
         "what the policies decide, not how well their kernels are written. Models, cards and limits are in `benchmarks/cases/zoo.py`; every cell, "
         "with the machines of the papers too, is in `benchmarks/RESULTS.md`.\n",
@@ -51,8 +56,14 @@ def zoo_page(path: Path | None = None) -> tuple[str, dict[str, str]]:
         *(_model(model, [row for row in here if row["case"] == f"{model} on {MACHINE}"], shares) for model in models),
         "## By year\n\nOf the cells of a policy (six models, five budgets, on the H200), how many have a plan, and how much longer a step takes in "
         "those that have one, as a geometric mean. The last two columns take the fastest exact policy published until then: a budget that nobody "
-        "before could do counts when somebody can.\n",
+        "before could do counts when somebody can, and may raise the mean.\n\n![step time of every policy by year](pictures/zoo/by-year.svg)\n",
         *_history(here, ways, models, shares),
+        "\n## At home\n\nThe same on the machine of the paper. Transformers are in bf16, which cards before 2020 compute at the rate of fp32. "
+        "Where there is no profile of the paper's card, the last column says what it was.\n",
+        *_at_home(rows, ways, len(models) * len(shares)),
+        "\n## Why a cell has no plan\n\nOn all machines. A policy that moves activations alone cannot go below parameters, gradients and optimizer "
+        "state; one that moves state alone cannot go below the activations.\n",
+        *_reasons(rows, ways),
         "\n## Not in the table\n",
         *(f"- **{absent.name}** ({absent.venue} {absent.year}): {absent.status}; {absent.reason}." for absent in policies.ABSENT),
     ]
@@ -96,6 +107,40 @@ def _history(rows: list[Row], ways: list[str], models: list[str], shares: list[f
     return lines
 
 
+def _at_home(rows: list[Row], ways: list[str], cells: int) -> list[str]:
+    lines = [f"| policy | machine | plans | slowdown | on the {MACHINE.upper()} | |", "|---|---|---|---|---|---|"]
+    for way in ways:
+        mine = [row for row in rows if row["way"] == way]
+        home = next((row["case"].partition(" on ")[2] for row in mine if not row["case"].endswith(f" on {MACHINE}")), None)
+        if home is None:
+            continue
+        there, here = (
+            [row["ratio"] for row in mine if row["case"].endswith(f" on {name}") and row["seconds"] is not None] for name in (home, MACHINE)
+        )
+        stands_for = zoo.STAND_IN[way][1] if way in zoo.STAND_IN else ""
+        lines.append(
+            f"| {way} | {home} | {len(there)} of {cells} | {_mean(there)} | {_mean(here)} | {stands_for and 'in the place of ' + stands_for} |"
+        )
+    return lines
+
+
+def _reasons(rows: list[Row], ways: list[str]) -> list[str]:
+    lines = ["| policy | cells | have a plan | need more memory | took too long | other reasons |", "|---|---|---|---|---|---|"]
+    for way in ways:
+        mine = [row for row in rows if row["way"] == way]
+        needs = sum((row["outcome"] or "").startswith("needs ") for row in mine)
+        late = sum((row["outcome"] or "").startswith("over ") for row in mine)
+        said = Counter(row.get("why") or row["outcome"] for row in mine if row["outcome"] and not row["outcome"].startswith(("needs ", "over ")))
+        other = "; ".join(f"{count}: {_cell(why)}" for why, count in said.most_common(2)) + ("; ..." if len(said) > 2 else "")
+        planned = sum(row["seconds"] is not None for row in mine)
+        lines.append(f"| {way} | {len(mine)} | {planned} | {needs or '-'} | {late or '-'} | {other or '-'} |")
+    return lines
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
 def _mean(ratios: list[float]) -> str:
     return f"{math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}" if ratios else "-"
 
@@ -134,6 +179,58 @@ def _picture(rows: list[Row], model: str) -> str:
     path = " ".join(f"{'M' if place == 0 else 'L'}{x(share):.1f},{y(ratio):.1f}" for place, (share, ratio, _) in enumerate(frontier))
     parts.append(f'<path d="{path}" fill="none" stroke="#0b6e99" stroke-width="2"/>')
     parts += _labels([(x(share), y(ratio), way) for share, ratio, way in frontier])
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _years(rows: list[Row], ways: list[str]) -> str:
+    """Each policy's mean step time by year, and the fastest until then."""
+    cards = {way: policies.card(way) for way in ways}
+    found = [
+        (cards[way].year or 0, way, [row for row in rows if row["way"] == way and row["seconds"] is not None]) for way in ways if cards[way].year
+    ]
+    first, last = min(year for year, _, _ in found), max(year for year, _, _ in found)
+    in_year = Counter(year for year, _, mine in found if mine)
+    seen: Counter[int] = Counter()
+
+    def x(year: float) -> float:
+        return LEFT + 24 + (WIDTH - LEFT - RIGHT - 70) * (year - first) / max(1, last - first)
+
+    def y(ratio: float) -> float:
+        return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * math.log(min(max(ratio, 1.0), SLOWEST)) / math.log(SLOWEST)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" font-family="sans-serif" font-size="11">',
+        "<title>Step time of every policy by year</title>",
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
+    ]
+    for ratio in (1, 1.5, 2, 3, 4, 6, 8):
+        parts.append(f'<line x1="{LEFT}" y1="{y(ratio):.1f}" x2="{WIDTH - RIGHT}" y2="{y(ratio):.1f}" stroke="#e3e6ea"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y(ratio) + 4:.1f}" text-anchor="end" fill="#5b6570">{ratio:g}×</text>')
+    parts += [
+        f'<text x="{x(year):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle" fill="#5b6570">{year}</text>' for year in range(first, last + 1)
+    ]
+    parts.append(
+        f'<text x="{LEFT}" y="{HEIGHT - 8}" fill="#5b6570">step time where there is a plan, of keeping everything, geometric mean, logarithmic</text>'
+    )
+    best: dict[tuple[str, float], float] = {}
+    line, names = [], []
+    for year, way, mine in sorted(found, key=lambda entry: entry[:2]):
+        if not mine:
+            continue
+        mean = math.exp(sum(math.log(row["ratio"]) for row in mine) / len(mine))
+        spread = (seen[year] - (in_year[year] - 1) / 2) * 5  # side by side within their year
+        seen[year] += 1
+        parts.append(_point(x(year) + spread, y(mean), f"{way} {mean:.2f}", hollow=is_lossy(way)))
+        names.append((x(year) + spread, y(mean), way))
+        if not is_lossy(way):
+            for row in mine:
+                best[row["case"], row["budget_share"]] = min(best.get((row["case"], row["budget_share"]), math.inf), row["ratio"])
+        if best:
+            line.append((x(year), math.exp(sum(map(math.log, best.values())) / len(best))))
+    ends = dict(line)  # of each year the last
+    path = " ".join(f"{'M' if place == 0 else 'L'}{at:.1f},{y(ratio):.1f}" for place, (at, ratio) in enumerate(ends.items()))
+    parts.append(f'<path d="{path}" fill="none" stroke="#0b6e99" stroke-width="2"><title>the fastest until then</title></path>')
+    parts += _labels(sorted(names, key=lambda name: (-name[1], name[0])))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

@@ -96,4 +96,10 @@ def test_the_page(rows, tmp_path):
     history = [line.split(" | ")[:2] for line in page.splitlines() if line.startswith("| 20")]
     assert history == [["| 2016", "chen"], ["| 2016", "vdnn"], ["| 2025", "zenflow (not exact)"]]
     assert "- **gtbm** (HPDC 2020): unknown" in page
+    home = next(line for line in page.splitlines() if line.startswith("| zenflow | a100-80"))
+    planned = sum(row["way"] == "zenflow" and row["case"].endswith("a100-80") and row["outcome"] is None for row in rows)
+    assert home.split(" | ")[2] == f"{planned} of 5"
+    why = next(line for line in page.splitlines() if line.startswith("| chen | 10 |"))  # of its ten cells, those without a plan need more
+    assert int(why.split(" | ")[2]) + int(why.split(" | ")[3].replace("-", "0")) == 10
+    assert pictures["by-year"].count("<circle") == 3
     assert pictures["vgg-tiny"].count("<circle") >= 3 and 'stroke="#8a5a00"' in pictures["vgg-tiny"]  # zenflow is hollow
