@@ -105,6 +105,12 @@ def test_cards_read_venue_and_year_from_the_paper_line():
     assert found == {"capuchin": ("ASPLOS", 2020), "chen": ("arXiv", 2016), "flashneuron": ("USENIX FAST", 2021), "keep_all": ("", None)}
 
 
+def test_papers_are_cited_by_their_first_author():
+    found = {name: policies.card(name).authors for name in ("chen", "dtr", "unsloth")}
+    assert found == {"chen": "T. Chen et al.", "dtr": "Kirisame et al.", "unsloth": ""}
+    assert {absent.name: absent.authors for absent in policies.ABSENT} == {"flexgen": "Sheng et al.", "gtbm": "", "tmof": "Lin et al."}
+
+
 def test_what_is_absent_has_no_file():
     assert {absent.name: absent.status for absent in policies.ABSENT} == {
         "flexgen": "not applicable yet", "gtbm": "unknown", "tmof": "not applicable yet"

@@ -26,6 +26,7 @@ def policies(
         return terminal.print_json(rows + [dataclasses.asdict(absent) for absent in zoo.ABSENT])
     columns = (
         terminal.Column("policy", right=False),
+        terminal.Column("paper", right=False),
         terminal.Column("year"),
         terminal.Column("venue", right=False),
         terminal.Column("decides", right=False),
@@ -38,6 +39,7 @@ def policies(
         terminal.Line(
             (
                 card.name,
+                card.authors or "-",
                 str(card.year or "-"),
                 card.venue or "-",
                 card.decides,
@@ -49,7 +51,10 @@ def policies(
         )
         for card in cards
     ]
-    lines += [terminal.Line((absent.name, str(absent.year), absent.venue), rest=f"{absent.status}: {absent.reason}") for absent in zoo.ABSENT]
+    lines += [
+        terminal.Line((absent.name, absent.authors or "-", str(absent.year), absent.venue), rest=f"{absent.status}: {absent.reason}")
+        for absent in zoo.ABSENT
+    ]
     terminal.print_table(columns, lines)
     why: dict[str, list[str]] = {}
     for card in cards:

@@ -72,6 +72,10 @@ class Card:
     def simulated_only_because(self) -> str:
         return "" if self.executable is True else str(self.executable).removeprefix(SIMULATED_ONLY)
 
+    @property
+    def authors(self) -> str:
+        return _first_author(self.paper)
+
 
 @dataclass(frozen=True, slots=True)
 class Absent:
@@ -83,6 +87,16 @@ class Absent:
     venue: str
     status: str  # "unknown", or "not applicable yet"
     reason: str
+
+    @property
+    def authors(self) -> str:
+        return _first_author(self.paper)
+
+
+def _first_author(paper: str) -> str:
+    """As papers are cited; nothing where there is none."""
+    first = paper.partition(",")[0]
+    return "" if paper.startswith(("none", "named")) else first if "et al." in first else f"{first} et al."
 
 
 ABSENT = (
