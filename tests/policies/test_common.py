@@ -6,21 +6,33 @@ never faster than the bound.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from graphs import training_steps
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from interpreter import run_program, run_schedule
 from problems import ODD_PROBLEMS, machine
+from toy_blocks import menu
 
 from tierwise import policies
 from tierwise.errors import InfeasibleBudget
 from tierwise.ir import check_graph, peak_bytes
 from tierwise.ir.judge import choice_faults
 from tierwise.ir.serial import dumps, loads
+from tierwise.lower import image, keep_everything
 from tierwise.policies import keep_all, plan
 from tierwise.simulate import lower_bound_seconds, simulate
 
+
+def compiled_blocks(on=None):
+    """Four blocks of one op forward and one op backward: what the steps of transformers are in the table of all policies."""
+    question = menu(4, 1000)
+    return replace(image(question, keep_everything(question)).problem, machine=on or machine())
+
+
+PROBLEMS = {**ODD_PROBLEMS, "compiled blocks": compiled_blocks}
 BUDGET_SHARES = (1.0, 0.8, 0.6, 0.45)
 GRAPHS_PER_POLICY = 12
 
@@ -55,10 +67,10 @@ def plan_again_fails_the_same_way(problem, name: str, refusal: InfeasibleBudget)
     return str(again.value) == str(refusal)
 
 
-@pytest.mark.parametrize("which", ODD_PROBLEMS)
+@pytest.mark.parametrize("which", PROBLEMS)
 @pytest.mark.parametrize("name", policies.names())
 def test_policy_on_odd_graphs(name, which):
-    problem = ODD_PROBLEMS[which]()
+    problem = PROBLEMS[which]()
     check_graph(problem.graph)
     whole = peak_bytes(problem, keep_all.plan(problem))["hbm"]
     for share in BUDGET_SHARES:
@@ -71,7 +83,7 @@ def test_policy_on_odd_graphs(name, which):
 @pytest.mark.parametrize("name", policies.names())
 def test_policy_with_ample_memory(name):
     """With room for everything no policy may fail; what it does with the room is its own affair."""
-    for make in ODD_PROBLEMS.values():
+    for make in PROBLEMS.values():
         assert not isinstance(in_court(make(machine(hbm=100_000)), name), InfeasibleBudget)
 
 
