@@ -10,7 +10,8 @@ from toy_blocks import menu
 from tierwise.errors import InfeasibleBudget
 from tierwise.ir import Choice, SavedValue, check_schedule
 from tierwise.lower import choose, image
-from tierwise.lower.choose import hull
+from tierwise.lower.choose import _predicted, _Search, _Sending, hull
+from tierwise.simulate import simulate
 
 
 def test_nothing_is_done_when_everything_fits():
@@ -60,3 +61,43 @@ def test_what_is_chosen_is_legal_and_within_the_budget(length, budget, rate):
     made = image(question, chosen.program)
     check_schedule(made.problem, made.schedule)
     assert chosen.peak_bytes <= budget
+
+
+def test_the_sketch_tells_the_time_of_the_simulator():
+    question = menu(6, 1000, bytes_per_second=25.0)
+    search = _Search(question, ("dram",), 0)
+    for sending in (_Sending(), _Sending((0, 1, 2), 0, 1.0, 2, 2), _Sending((0, 3), 0, 1.0, 1, 1), _Sending((1,), 1, 1.0, 4, 2)):
+        levels = {call.id: sending.level if place in sending.senders else 0 for place, call in enumerate(search.calls)}
+        program = search._program(levels, sending)
+        made = image(question, program)
+        assert search._clock.seconds(levels, sending) == pytest.approx(simulate(made.problem, made.schedule).seconds)
+
+
+def test_where_the_link_is_slow_not_all_of_the_first_calls_send():
+    # A block takes 2 s forward and saves 40 bytes: at 12 bytes a second the link is not done with it before the next block is.
+    question = menu(12, 500, bytes_per_second=12.0)
+    chosen = choose(question)
+    senders = [call for call, plan in sorted(chosen.program.calls.items()) if plan.sent]
+    assert senders and senders != list(range(len(senders)))
+    assert chosen.seconds < min(_first_calls(question))
+    assert chosen.program.words[0].startswith("at most ")
+
+
+def _first_calls(question):
+    """Seconds of programs in which the first calls send all they save."""
+    search = _Search(question, ("dram",), 0)
+    return [
+        chosen.seconds
+        for number in range(len(search.calls) + 1)
+        for level in range(2)
+        for release, fetch in ((1, 1), (2, 2))
+        if (sketch := search.sketch(_Sending(tuple(range(number)), level, 1.0, release, fetch))) is not None
+        and (program := search._program(sketch.levels, sketch.sending)) is not None
+        and (chosen := _predicted(question, program)) is not None
+    ]
+
+
+@pytest.mark.parametrize(("length", "budget", "rate"), [(5, 180, 8.0), (6, 200, 15.0), (6, 160, 40.0), (7, 260, 5.0)])
+def test_never_slower_than_the_first_calls_sending_all_they_save(length, budget, rate):
+    question = menu(length, budget, bytes_per_second=rate)
+    assert choose(question).seconds <= 1.005 * min(_first_calls(question))

@@ -1,16 +1,19 @@
-"""The first planner over choices: cheap recomputation, then what the link carries for nothing, then dear recomputation.
+"""The planner over choices: cheap recomputation, then what the link carries for nothing, then dear recomputation.
 
-For each region class only choices on the lower hull of (saved bytes, seconds) are of interest; going down it, each second buys fewer bytes. The
-first calls of the step are idle the longest, so they are the ones that send what they save away; how many of them, and with which choice, is
-tried out with the simulator, the others going down the hull until everything fits. What memory holds is a sum over calls, so whether a program
-fits is a few additions; only what is simulated is built.
+For each region class only choices on the lower hull of (saved bytes, seconds) are of interest; going down it, each second buys fewer bytes. Some
+calls send away what they save, or the largest part of it; the others go down the hull until everything fits. Who sends is a pattern, such as every
+third call from the first on, which is idle the longest, at one level of the hull. Hundreds of patterns are timed on a sketch of the step, a clock
+that knows calls, what is between them and one lane each way; the best of them are changed call by call, and only then is an image made, judged
+and simulated. What memory holds is a sum over calls, so whether a program fits is a few additions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+
+import numpy as np
 
 from ..errors import InfeasibleBudget, InvalidSchedule
 from ..ir import INPUTS, CallPlan, Choice, Copy, Graph, Menu, Program, Role, check_schedule, peak_bytes
@@ -19,10 +22,15 @@ from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
 from .image import image, outside_storages
 
-DISTANCES = ((1, 1), (2, 1), (2, 2), (4, 2))  # (release, fetch) to try, in calls
+DISTANCES = ((2, 2), (1, 1), (2, 1), (4, 2))  # (release, fetch) to try, in calls
+STRIDES = (1, 2, 3, 4, 6, 8)  # every so manyth call sends
+PARTS = (1.0, 0.5)  # of what a call saves, sent: the largest values first
+TRIALS = 9  # numbers of sending calls to try between none and all, then again around the best
+SKETCHES = 4  # the best of their kind, to be looked at more closely
+IMAGES = 8  # and so many of the best after that are simulated
+TOO_MANY = 1.01  # a pattern with more calls that is slower by this, twice, is not followed
 AS_FAST = 1.001  # programs so close are equals: of these the one that moves the fewest bytes
 WORTH_SENDING = 200  # of the budget, the part above which tensors outside of regions are sent
-TRIALS = 9  # numbers of sending calls to try between none and all, then again around the best
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,48 +54,33 @@ def choose(menu: Menu, *, tiers: Sequence[str] = ("dram",), min_sent_bytes: int 
         return kept
     search = _Search(menu, tiers, min_sent_bytes)
     found: list[Chosen] = []
-    tried: dict[tuple[int, int, int, int], Chosen | None] = {}
-
-    def try_out(sending: int, level: int, release: int, fetch: int) -> float:
-        key = (sending, level if sending else 0, release if sending else 1, fetch if sending else 1)
-        if key not in tried:
-            on_trial()
-            program = search.program(*key)
-            tried[key] = None if program is None else _predicted(menu, program)
-            if (chosen := tried[key]) is not None:
-                found.append(chosen)
-        chosen = tried[key]
-        return chosen.seconds if chosen is not None else float("inf")
-
-    count = len(search.calls)
-    levels = range(search.levels) if tiers else ()
-    try_out(0, 0, 1, 1)
-    for level in levels:
-        numbers = sorted({round(count * part / (TRIALS - 1)) for part in range(TRIALS)})
-        best = min(numbers, key=lambda sending: (try_out(sending, level, 2, 2), sending))
-        step = max(1, count // (TRIALS - 1))
-        while step > 1:
-            step = (step + 1) // 2
-            best = min((best - step, best, best + step), key=lambda sending: (try_out(min(max(sending, 0), count), level, 2, 2), sending))
-            best = min(max(best, 0), count)
-    if found and (keys := [key for key, chosen in tried.items() if chosen is not None and chosen.seconds <= min(f.seconds for f in found)]):
-        sending, level, *_ = keys[0]
-        for release, fetch in DISTANCES:
-            try_out(sending, level, release, fetch)
+    for program in search.programs():
+        on_trial()
+        if (chosen := _predicted(menu, program)) is not None:
+            found.append(chosen)
+            if chosen.seconds <= search.least_seconds * AS_FAST:
+                break  # nothing could be faster
     if not found:
         tightest = search.tightest()
         made = image(menu, tightest)
-        if (last := _predicted(menu, tightest)) is not None:
-            return last
-        least = peak_bytes(made.problem, made.schedule)[made.problem.device_tier]
-        raise InfeasibleBudget(
-            f"budget {format_bytes(menu.problem.budget_bytes)} is below {format_bytes(least)}, what this step needs with everything recomputed "
-            f"and sent away that can be; use at least {exact_bytes(least)}, a smaller batch, or fewer trainable parameters",
-            least_bytes=least,
-        )
+        if (last := _predicted(menu, tightest)) is None:
+            least = peak_bytes(made.problem, made.schedule)[made.problem.device_tier]
+            raise InfeasibleBudget(
+                f"budget {format_bytes(menu.problem.budget_bytes)} is below {format_bytes(least)}, what this step needs with everything recomputed "
+                f"and sent away that can be; use at least {exact_bytes(least)}, a smaller batch, or fewer trainable parameters",
+                least_bytes=least,
+            )
+        found.append(last)
     fastest = min(chosen.seconds for chosen in found)
     as_fast = [chosen for chosen in found if chosen.seconds <= fastest * AS_FAST]
-    return min(as_fast, key=lambda chosen: (chosen.sent_bytes, chosen.seconds))
+    return _explained(min(as_fast, key=lambda chosen: (chosen.sent_bytes, chosen.seconds)), search.least_seconds)
+
+
+def _explained(chosen: Chosen, least_seconds: float) -> Chosen:
+    above = max(0.0, chosen.seconds / least_seconds - 1) if least_seconds else 0.0
+    return replace(
+        chosen, program=replace(chosen.program, words=(f"at most {above:.1%} above the fastest that these regions could be in any memory",))
+    )
 
 
 def _predicted(menu: Menu, program: Program) -> Chosen | None:
@@ -109,6 +102,24 @@ class _Call:
     forward: int  # ops of the coarse graph
     backward: int
     input_bytes: int  # of inputs that only this call keeps for backward
+
+
+@dataclass(frozen=True, slots=True)
+class _Sending:
+    """Who sends what, and when."""
+
+    senders: tuple[int, ...] = ()  # places in the order of calls
+    level: int = 0  # of their hulls
+    part: float = 1.0  # of what they save
+    release: int = 1
+    fetch: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Sketch:
+    seconds: float
+    sending: _Sending
+    levels: dict[int, int]
 
 
 class _Search:
@@ -140,28 +151,113 @@ class _Search:
                 held[op] -= choice.saved_bytes
             held[call.forward] -= graph.ops[call.forward].workspace_bytes
             held[call.backward] -= graph.ops[call.backward].workspace_bytes
-        self.besides = held
+        self.besides = np.array(held, dtype=np.int64)
         self._scratch = {
             (call.id, choice.name): _workspace(graph.ops[call.forward].workspace_bytes, graph.ops[call.backward].workspace_bytes, choice, menu)
             for call in self.calls
             for choice in menu.choices[call.region]
         }
+        self._names = {
+            (region, choice.name, part): _largest(choice, part, min_sent_bytes)
+            for region, path in self.hulls.items()
+            for choice in path
+            for part in PARTS
+        }
+        self._saved = {region: [choice.saved_bytes for choice in path] for region, path in self.hulls.items()}
+        self._steps = self._downward()
+        self._clock = _Clock(self, made.problem.device_seconds)
+        self.least_seconds = self._clock.least_seconds()
 
-    def program(self, sending: int, level: int, release: int, fetch: int) -> Program | None:
-        """The first `sending` calls send what they save at this level of their hull; the others go down theirs until all fits, or None."""
-        senders = {call.id for call in self.calls[:sending]}
-        levels = {call.id: min(level, len(self.hulls[call.region]) - 1) if call.id in senders else 0 for call in self.calls}
-        steps = self._downward([call for call in self.calls if call.id not in senders])
+    # -- what is worth an image ---------------------------------------------------------------------------------------------------
+
+    def programs(self) -> Iterator[Program]:
+        """Without sends, then what the sketch finds fastest, the best first."""
+        alone = self.sketch(_Sending())
+        if alone is not None and (program := self._program(alone.levels, alone.sending)) is not None:
+            yield program
+        if not self.tiers:
+            return
+        sketches = self._patterns()
+        starts = sorted(sketches.values(), key=_by_seconds)[:SKETCHES]
+        # The first calls send all they save: what memory does with these is simplest, so that of each level the best is looked at.
+        first = (self._first_calls(level, distance) for level in range(self.levels) for distance in (2, 1))
+        plain = sorted((sketch for sketch in first if sketch is not None), key=_by_seconds)
+        closer = {sketch.sending: sketch for start in (*starts, *plain[: 2 * SKETCHES]) for sketch in self._closer(start)}
+        chosen = [*sorted(closer.values(), key=_by_seconds)[:IMAGES], *plain[: IMAGES // 2]]
+        for sketch in {sketch.sending: sketch for sketch in chosen}.values():
+            if (program := self._program(sketch.levels, sketch.sending)) is not None:
+                yield program
+
+    def _patterns(self) -> dict[_Sending, _Sketch]:
+        count, found = len(self.calls), dict[_Sending, _Sketch]()
+        for stride in STRIDES:
+            most = -(-count // stride)
+            numbers = sorted({round(most * part / (TRIALS - 1)) for part in range(1, TRIALS)} - {0})
+            for level in range(self.levels):
+                for part in PARTS:
+                    worse, best = 0, float("inf")
+                    for number in numbers:
+                        senders = tuple(place for place in range(0, number * stride, stride) if place < count)
+                        sketch = self.sketch(_Sending(senders, level, part, 2, 2)) or self.sketch(_Sending(senders, level, part, 1, 1))
+                        if sketch is None:
+                            continue
+                        found[sketch.sending] = sketch
+                        worse, best = worse + (sketch.seconds > best * TOO_MANY), min(best, sketch.seconds)
+                        if worse == 2:
+                            break
+        return found
+
+    def _first_calls(self, level: int, distance: int) -> _Sketch | None:
+        """The best number of first calls that send all they save at a level."""
+        count, tried = len(self.calls), dict[int, _Sketch | None]()
+
+        def seconds(number: int) -> tuple[float, int]:
+            if number not in tried:
+                tried[number] = self.sketch(_Sending(tuple(range(number)), level, 1.0, distance, distance))
+            sketch = tried[number]
+            return (sketch.seconds if sketch is not None else float("inf")), number
+
+        best = min((round(count * part / (TRIALS - 1)) for part in range(TRIALS)), key=seconds)
+        step = max(1, count // (TRIALS - 1))
+        while step > 1:
+            step = (step + 1) // 2 if step > 2 else 1
+            best = min((min(max(number, 0), count) for number in (best - step, best, best + step)), key=seconds)
+        return tried[best]
+
+    def _closer(self, sketch: _Sketch) -> Iterator[_Sketch]:
+        """A start, and what is better near it: other distances, then one call more, one fewer, or one instead of another."""
+        yield sketch
+        for release, fetch in DISTANCES:
+            changed = self.sketch(replace(sketch.sending, release=release, fetch=fetch))
+            if changed is not None:
+                yield changed
+                sketch = min(sketch, changed, key=_by_seconds)
+        improved = True
+        while improved:
+            improved = False
+            for place in range(len(self.calls)):
+                senders = {*sketch.sending.senders} ^ {place}
+                changed = self.sketch(replace(sketch.sending, senders=tuple(sorted(senders)))) if senders else None
+                if changed is not None and changed.seconds < sketch.seconds * (1 - 1e-6):
+                    sketch, improved = changed, True
+                    yield sketch
+
+    def sketch(self, sending: _Sending) -> _Sketch | None:
+        """The senders at this level of their hulls; the others go down theirs until all fits, or None."""
+        away = {self.calls[place].id for place in sending.senders}
+        levels = {call.id: min(sending.level, len(self.hulls[call.region]) - 1) if call.id in away else 0 for call in self.calls}
+        steps = [call for call in self._steps if call not in away]
         low, high = 0, len(steps)
-        if not self._fits(self._after(levels, steps), senders, release, fetch):
+        if self._peak(self._after(levels, steps), sending) > self.budget_bytes:
             return None
         while low < high:
             middle = (low + high) // 2
-            if self._fits(self._after(levels, steps[:middle]), senders, release, fetch):
+            if self._peak(self._after(levels, steps[:middle]), sending) <= self.budget_bytes:
                 high = middle
             else:
                 low = middle + 1
-        return self._program(self._after(levels, steps[:low]), senders, release, fetch)
+        levels = self._after(levels, steps[:low])
+        return _Sketch(self._clock.seconds(levels, sending), sending, levels)
 
     def tightest(self) -> Program:
         """The program that takes the least memory, whatever it costs; what is sent away has room where it goes."""
@@ -169,55 +265,59 @@ class _Search:
         deepest = {call.id: len(self.hulls[call.region]) - 1 for call in self.calls}
         for level in range(max(1, self.levels)):
             at_level = {call.id: min(level, deepest[call.id]) for call in self.calls}
-            for sending in range(len(self.calls) + 1) if self.tiers else (0,):
-                senders = {call.id for call in self.calls[:sending]}
-                for levels in (at_level, {call: at_level[call] if call in senders else deepest[call] for call in at_level}):
-                    program = self._program(levels, senders, 1, 1)
+            for number in range(len(self.calls) + 1) if self.tiers else (0,):
+                sending = _Sending(tuple(range(number)), level)
+                away = {self.calls[place].id for place in sending.senders}
+                for levels in (at_level, {call: at_level[call] if call in away else deepest[call] for call in at_level}):
+                    program = self._program(levels, sending)
                     if program is not None:
-                        found.append((self._peak(levels, senders, 1, 1), len(found), program))
+                        found.append((self._peak(levels, sending), len(found), program))
         return min(found)[2]
 
-    def _program(self, levels: dict[int, int], senders: set[int], release: int, fetch: int) -> Program | None:
+    def _program(self, levels: dict[int, int], sending: _Sending) -> Program | None:
         calls = dict(self.always)
         machine = self.menu.problem.machine
         room = {tier: machine.capacity(tier) for tier in self.tiers}
         for link in machine.links:  # buffers on the way to a tier below
             if link.staging_tier in room and {link.src, link.dst} & {*self.tiers}:
                 room[link.staging_tier] -= link.staging_bytes
-        for call in reversed(self.calls):  # who is idle the shortest gets the fastest tier
+        senders = {*sending.senders}
+        for place, call in reversed([*enumerate(self.calls)]):  # who is idle the shortest gets the fastest tier
             choice = self.hulls[call.region][levels[call.id]]
-            if call.id not in senders:
+            names, nbytes = self._sent(call, choice, sending) if place in senders else ((), 0)
+            if not names:
                 calls[call.id] = CallPlan(choice.name)
                 continue
-            names = tuple(value.name for value in choice.saved if value.nbytes >= self.min_sent_bytes)
-            sent = names + ((INPUTS,) if choice.reads_inputs and call.input_bytes >= max(1, self.min_sent_bytes) else ())
-            if not sent:
-                calls[call.id] = CallPlan(choice.name)
-                continue
-            nbytes = choice.saved_bytes + (call.input_bytes if choice.reads_inputs else 0)
             tier = next((tier for tier in self.tiers if room[tier] >= nbytes), None)
             if tier is None:
                 return None
             room[tier] -= nbytes
-            calls[call.id] = CallPlan(choice.name, sent, tier, release, fetch)
+            calls[call.id] = CallPlan(choice.name, names, tier, sending.release, sending.fetch)
         outside = {}
         for gap, nbytes in self._sent_outside(senders):
             tier = next((tier for tier in self.tiers if room[tier] >= nbytes), None)
             if tier is None:
                 return None
             room[tier] -= nbytes
-            outside[gap] = CallPlan("", (EVERYTHING,), tier, release, fetch)
+            outside[gap] = CallPlan("", (EVERYTHING,), tier, sending.release, sending.fetch)
         return Program(calls, "auto", outside=outside)
 
-    def _sent_outside(self, senders: set[int]) -> list[tuple[int, int]]:
+    def _sent(self, call: _Call, choice: Choice, sending: _Sending) -> tuple[tuple[str, ...], int]:
+        """What a sender sends, by name, and its bytes."""
+        names, nbytes = self._names[call.region, choice.name, sending.part]
+        if choice.reads_inputs and call.input_bytes >= max(1, self.min_sent_bytes):
+            return (*names, INPUTS), nbytes + call.input_bytes
+        return names, nbytes
+
+    def _sent_outside(self, senders: Collection[int]) -> list[tuple[int, int]]:
         """What ops outside of regions save goes with the calls behind them, where it is too much to ignore."""
         least = self.budget_bytes // WORTH_SENDING
-        return [(gap, nbytes) for gap, nbytes in self.outside.items() if nbytes > least and self.calls[gap].id in senders]
+        return [(gap, nbytes) for gap, nbytes in self.outside.items() if nbytes > least and gap in senders]
 
-    def _downward(self, calls: Sequence[_Call]) -> list[int]:
+    def _downward(self) -> list[int]:
         """Calls, each to go one level down its hull, in the order of what a byte costs; of equals the first of the step first."""
         steps = []
-        for call in calls:
+        for call in self.calls:
             path = self.hulls[call.region]
             for at, (before, after) in enumerate(pairwise(path)):
                 price = (after.seconds - before.seconds) / max(1, before.saved_bytes - after.saved_bytes)
@@ -231,36 +331,111 @@ class _Search:
             levels[call] += 1
         return levels
 
-    def _fits(self, levels: dict[int, int], senders: set[int], release: int, fetch: int) -> bool:
-        return self._peak(levels, senders, release, fetch) <= self.budget_bytes
-
-    def _peak(self, levels: dict[int, int], senders: set[int], release: int, fetch: int) -> int:
-        change = [0] * (len(self.besides) + 1)
-        scratch: dict[int, int] = {}
+    def _peak(self, levels: dict[int, int], sending: _Sending) -> int:
+        change, scratch = [0] * (len(self.besides) + 1), [0] * len(self.besides)
         last = len(self.calls) - 1
+        senders = {*sending.senders}
         for place, call in enumerate(self.calls):
             choice = self.hulls[call.region][levels[call.id]]
             scratch[call.forward], scratch[call.backward] = self._scratch[call.id, choice.name]
-            change[call.forward] += choice.saved_bytes
-            change[call.backward + 1] -= choice.saved_bytes
-            if call.id in senders:
-                away = choice.saved_bytes + (call.input_bytes if choice.reads_inputs else 0)
-                gone = max(self.calls[min(place + release, last)].forward, call.forward) + 1
-                back = self.calls[min(place + fetch, last)].backward
+            saved = self._saved[call.region][levels[call.id]]
+            change[call.forward] += saved
+            change[call.backward + 1] -= saved
+            if place in senders:
+                away = self._sent(call, choice, sending)[1]
+                gone = max(self.calls[min(place + sending.release, last)].forward, call.forward) + 1
+                back = self.calls[min(place + sending.fetch, last)].backward
                 if gone < back:
                     change[gone] -= away
                     change[back] += away
         for gap, nbytes in self._sent_outside(senders):
-            gone = self.calls[min(gap + release - 1, last)].forward + 1
-            back = self.calls[min(gap + fetch - 1, last)].backward
+            gone = self.calls[min(gap + sending.release - 1, last)].forward + 1
+            back = self.calls[min(gap + sending.fetch - 1, last)].backward
             if gone < back:
                 change[gone] -= nbytes
                 change[back] += nbytes
-        most = held = 0
-        for op, besides in enumerate(self.besides):
-            held += change[op]
-            most = max(most, held + besides + scratch.get(op, 0))
-        return most
+        held = np.cumsum(np.array(change[:-1], dtype=np.int64)) + self.besides + np.array(scratch, dtype=np.int64)
+        return int(held.max(initial=0))
+
+
+class _Clock:
+    """A sketch of the simulator: calls in order, what runs between them, and one lane each way to the fastest tier."""
+
+    def __init__(self, search: _Search, op_seconds: Sequence[float]) -> None:
+        self.search = search
+        machine, device = search.menu.problem.machine, search.menu.problem.device_tier
+        tier = next(iter(search.tiers), "")
+        self.out, self.back = machine.link_between.get((device, tier)), machine.link_between.get((tier, device))
+        events = sorted(
+            [(call.forward, place, True) for place, call in enumerate(search.calls)]
+            + [(call.backward, place, False) for place, call in enumerate(search.calls)]
+        )
+        self.events: list[tuple[float, int, bool]] = []  # (seconds of ops before it, place of the call, whether forward)
+        starts = np.concatenate(([0.0], np.cumsum(op_seconds)))
+        before = 0
+        for op, place, is_forward in events:
+            self.events.append((float(starts[op] - starts[before]), place, is_forward))
+            before = op + 1
+        self.rest = float(starts[-1] - starts[before])
+        self.own = {  # of a call and its choice; where a choice has no times of its own, those of the step's ops count
+            (place, choice.name): (choice.forward_seconds, choice.backward_seconds)
+            if choice.seconds
+            else (float(op_seconds[call.forward]), float(op_seconds[call.backward]))
+            for place, call in enumerate(search.calls)
+            for choice in search.menu.choices[call.region]
+        }
+
+    def least_seconds(self) -> float:
+        """Every call by its fastest choice, and no waiting."""
+        calls = self.search.calls
+        own = (min(sum(self.own[place, choice.name]) for choice in self.search.menu.choices[call.region]) for place, call in enumerate(calls))
+        return self.rest + sum(between for between, *_ in self.events) + sum(own)
+
+    def seconds(self, levels: dict[int, int], sending: _Sending) -> float:
+        search, senders = self.search, {*sending.senders}
+        last = len(search.calls) - 1
+        now = out = back = 0.0
+        gone: dict[int, float] = {}
+        there: dict[int, float] = {}
+        sent: dict[int, int] = {}
+        released: dict[int, list[int]] = {}
+        fetched: dict[int, list[int]] = {}
+        for place in sending.senders:
+            released.setdefault(min(place + sending.release, last), []).append(place)
+            fetched.setdefault(min(place + sending.fetch, last), []).append(place)
+        for between, place, is_forward in self.events:
+            call = search.calls[place]
+            choice = search.hulls[call.region][levels[call.id]]
+            now += between
+            if is_forward:
+                now += self.own[place, choice.name][0]
+                if place in senders and self.out is not None:
+                    sent[place] = search._sent(call, choice, sending)[1]
+                    out = gone[place] = max(out, now) + self.out.latency_seconds + sent[place] / self.out.bytes_per_second
+                for sender in released.get(place, ()):
+                    now = max(now, gone.get(sender, 0.0))
+            else:
+                for sender in reversed(fetched.get(place, ())):
+                    if sender in sent and self.back is not None:
+                        back = there[sender] = max(back, now) + self.back.latency_seconds + sent[sender] / self.back.bytes_per_second
+                now = max(now, there.get(place, 0.0)) + self.own[place, choice.name][1]
+        return now + self.rest
+
+
+def _by_seconds(sketch: _Sketch) -> tuple[float, int]:
+    return sketch.seconds, len(sketch.sending.senders)
+
+
+def _largest(choice: Choice, part: float, least_bytes: int) -> tuple[tuple[str, ...], int]:
+    """The largest of what is saved, until it is this part of all of it; in the order in which it is saved."""
+    wanted = part * choice.saved_bytes
+    taken: set[str] = set()
+    nbytes = 0
+    for value in sorted(choice.saved, key=lambda value: -value.nbytes):
+        if nbytes < wanted and value.nbytes >= least_bytes:
+            taken.add(value.name)
+            nbytes += value.nbytes
+    return tuple(value.name for value in choice.saved if value.name in taken), nbytes
 
 
 def hull(choices: Sequence[Choice]) -> tuple[Choice, ...]:
