@@ -11,6 +11,7 @@ from .. import policies
 from ..execute.device import Device
 from ..ir import CallPlan, Costs, Menu, Problem, Program
 from ..lower import Expanded, clustered, expand, lower
+from ..lower.lasting import homes_in
 from ..profile.roofline import fused_costs, roofline_costs
 from ..regions import option_saving
 from ..regions.compiled import compile_option
@@ -18,9 +19,9 @@ from .menus import PreparedMenu, Progress, RegionCode, estimated_choices, measur
 
 
 def by_policy(
-    model: nn.Module, prepared: PreparedMenu, policy: str, device: Device, *, compile: bool, progress: Progress, **options: Any
+    model: nn.Module, prepared: PreparedMenu, policy: str, device: Device, *, compile: bool, progress: Progress, update: str = "after", **options: Any
 ) -> tuple[PreparedMenu, Program]:
-    """The policy's program, and the menu with the choices it needs."""
+    """The policy's program, and the menu with the choices it needs. update: when updates of state that is elsewhere run; the loop's affair."""
     joints = {region: code.joint for region, code in prepared.regions.items()}
     expanded = expand(prepared.menu.problem.graph, joints)
     problem = expanded_problem(prepared.menu, expanded, compile=compile)
@@ -50,10 +51,10 @@ def by_policy(
             sent = tuple(name for name in plan.sent if name in there or name == "inputs")
             calls[call] = replace(plan, choice=option.name, sent=sent) if sent else CallPlan(option.name)
     notes = (*prepared.notes, *lowered.notes)
-    made = PreparedMenu(Menu(prepared.menu.problem, choices), regions, notes)
+    made = PreparedMenu(Menu(prepared.menu.problem, choices, prepared.menu.homes), regions, notes)
     if device.torch_device.type == "cuda":
         made = measured(made, model, {region: set(code.options) for region, code in regions.items()}, device, progress)
-    return made, Program(calls, policy)
+    return made, Program(calls, policy, states=homes_in(problem, schedule, prepared.menu.homes, update), update=update)
 
 
 def expanded_problem(menu: Menu, expanded: Expanded, *, compile: bool) -> Problem:

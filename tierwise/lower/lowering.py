@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import NotExecutable
-from ..ir import INPUTS, CallPlan, Compute, Copy, Free, Problem, Schedule
+from ..ir import INPUTS, CallPlan, Compute, Copy, Free, Phase, Problem, Role, Schedule
 from .expand import Expanded
 
 MOST_SETS = 4  # of saved values for a region class: each is a compilation
@@ -69,7 +69,9 @@ class _Reader:
 
     def _note(self, place: int, step: object) -> None:
         tier = self.problem.device_tier
-        if isinstance(step, Compute):
+        if isinstance(step, Compute) and self.problem.graph.ops[step.op].phase is Phase.UPDATE:
+            self.place_of.setdefault(step.op, place)  # where and when: lasting.py
+        elif isinstance(step, Compute):
             if step.on != self.device:
                 raise NotExecutable(
                     f"{self.problem.graph.ops[step.op].name} runs on {step.on}; this runtime runs ops of a step on {self.device} only"
@@ -148,7 +150,8 @@ class _Reader:
 
     def notes(self) -> Sequence[str]:
         graph, expanded = self.problem.graph, self.expanded
-        glue = [s for s in self.copied_out if s not in expanded.values and all(s not in given for given in expanded.inputs.values())]
+        moving = [s for s in self.copied_out if not graph.storages[s].lasting and graph.storages[s].role is not Role.GRAD]
+        glue = [s for s in moving if s not in expanded.values and all(s not in given for given in expanded.inputs.values())]
         found = []
         if glue:
             largest = max(glue, key=lambda s: graph.storages[s].nbytes)

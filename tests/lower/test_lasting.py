@@ -1,0 +1,58 @@
+"""Where policies keep lasting state, as homes of blocks: the chain of toy_blocks.py with its weights named after their blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from problems import machine
+from toy_blocks import chain
+
+from tierwise import policies
+from tierwise.errors import NotExecutable
+from tierwise.ir import ON_DEVICE, Costs, Phase, Placement, Problem
+from tierwise.lower.lasting import homes_in
+
+ON_CPU = Placement("host", "cpu", gradients="host")
+ON_DISK = Placement("nvme", "cpu", "host", "host")
+OFFERED = dict.fromkeys(("block0", "block1"), (ON_DEVICE, ON_CPU, Placement("host", "cpu", "host", "host")))
+
+
+def problem(updated_on_cpu: tuple[str, ...] = ("w0", "w1")) -> Problem:
+    """Two blocks; `updated_on_cpu`: whose updates the cpu can do, too."""
+    graph = chain(2)
+    storages = tuple(replace(s, name=f"block{s.name[1:]}.weight") if s.lasting else s for s in graph.storages)
+    seconds = {(op.id, "gpu"): 1.0 for op in graph.ops}
+    for op in graph.ops:
+        if op.phase is Phase.UPDATE and graph.storages[op.mutates[0]].name in updated_on_cpu:
+            seconds[op.id, "cpu"] = 1.0
+    return Problem(replace(graph, storages=storages), machine(), Costs(seconds))
+
+
+def test_nothing_leaves_where_everything_is_kept():
+    assert homes_in(problem(), policies.plan(problem(), "keep_all"), OFFERED, "after") == {}
+
+
+def test_zero_offload_updates_every_block_on_the_cpu():
+    assert homes_in(problem(), policies.plan(problem(), "zero_offload"), OFFERED, "after") == {"block0": ON_CPU, "block1": ON_CPU}
+
+
+def test_what_the_cpu_cannot_update_stays():
+    question = problem(("w1",))
+    assert homes_in(question, policies.plan(question, "zero_offload"), OFFERED, "after") == {"block1": ON_CPU}
+
+
+def test_what_is_not_offered_is_refused():
+    schedule = policies.plan(problem(), "zero_offload")
+    with pytest.raises(NotExecutable, match=r"the state of block0 is to live on 'host' and be updated on 'cpu', which this optimizer"):
+        homes_in(problem(), schedule, dict.fromkeys(OFFERED, (ON_DEVICE, ON_DISK)), "after")
+    with pytest.raises(NotExecutable, match=r"w0\.update runs on cpu, and of this model's updates nothing is known; give fit an optimizer"):
+        homes_in(problem(), schedule, {}, "after")
+
+
+def test_shared_parameters_stay_where_the_state_leaves():
+    question = problem()
+    schedule = policies.plan(question, "zero_offload")
+    away = {storage: ("dram",) for storage in schedule.home if question.graph.storages[storage].lasting}
+    only_state = dict.fromkeys(OFFERED, (ON_DEVICE, ON_CPU))
+    assert homes_in(question, replace(schedule, home={**schedule.home, **away}), only_state, "after") == {"block0": ON_CPU, "block1": ON_CPU}
