@@ -16,11 +16,12 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.manual_seed(0)
-    model = GPT2(vocab=256, positions=64, layers=2, hidden=64, heads=4).train()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = GPT2(vocab=256, positions=64, layers=2, hidden=64, heads=4).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     compiled = torch.compile(model, backend="tierwise", options={"saved": options.saved}, dynamic=False)
     for step in range(options.steps):
-        tokens = torch.randint(16, (8, 65), generator=torch.Generator().manual_seed(step))
+        tokens = torch.randint(16, (8, 65), generator=torch.Generator().manual_seed(step)).to(device)
         kept: dict[int, int] = {}  # what autograd holds between forward and backward, by address
         with torch.autograd.graph.saved_tensors_hooks(lambda tensor, kept=kept: _noted(tensor, kept), lambda tensor: tensor):
             loss = compiled(input_ids=tokens[:, :-1], labels=tokens[:, 1:])

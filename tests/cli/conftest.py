@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from one_thread import one_thread as one_thread
 from problems import chain
 
 from tierwise.cli import main

@@ -15,9 +15,11 @@ from tierwise.ir import Run, serial
 
 def test_it_trains_inside_the_budget_and_writes_the_page(tierwise, tmp_path, monkeypatch):
     monkeypatch.setattr(demonstration, "POLICIES", ("vdnn", "unsloth"))
+    for name, small in {"LAYERS": 3, "HIDDEN": 32, "TOKENS": 32, "TRIAL_STEPS": 2}.items():
+        monkeypatch.setattr(demonstration, name, small)
     ran = tierwise("demo", "--steps", 3, "-o", tmp_path / "page.html")
     assert ran.code == 0
-    assert "All 3 losses and all 320,512 parameters are equal, bit for bit." in ran.out
+    assert "All 3 losses and all 47,456 parameters are equal, bit for bit." in ran.out
     assert "vdnn" in ran.out and "unsloth" in ran.out and "keep_all" in ran.out
     assert "Next: tierwise estimate" in ran.err and "Next: tierwise run" in ran.err and "Next" not in ran.out
     run = serial.load(tmp_path / "page.json", Run)

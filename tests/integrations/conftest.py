@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from one_thread import one_thread as one_thread
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks as optimizer_hooks

@@ -63,7 +63,7 @@ def _as_python(start: Callable[[], object]) -> int:
         say(str(error))
         return 2
     except BaseException as error:
-        error = error.with_traceback(_without_ours(error))
+        error = error.with_traceback(None if _at_compilation(error) else _without_ours(error))
         sys.excepthook(type(error), error, error.__traceback__)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
@@ -107,6 +107,14 @@ def _code(leaving: SystemExit) -> int:
         return leaving.code or 0
     print(leaving.code, file=sys.stderr)
     return 1
+
+
+def _at_compilation(error: BaseException) -> bool:
+    """A script that is no Python: nothing of it ran."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return isinstance(error, SyntaxError) and last is not None and last.tb_frame.f_code.co_filename == __file__
 
 
 def _without_ours(error: BaseException) -> Any:
