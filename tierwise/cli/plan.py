@@ -11,10 +11,14 @@ from ._inputs import JsonOption, MachineOption, StepArgument
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
-    from ..ir import Problem, Schedule
+    from ..ir import Problem, Row, Schedule, Timeline
     from ..policies._placement import Placement
     from ._terminal import Line
+
+MOST_SECONDS = 5.0  # a policy that took longer is not asked twice more
+AUTO_SECONDS = 4.0  # auto takes the time it is given
 
 
 def plan(
@@ -64,9 +68,11 @@ def plan(
         terminal.print_json({"budget_bytes": problem.budget_bytes, "bound_seconds": bound} | dataclasses.asdict(rows[-1]) | more)
     else:
         terminal.print_table(_rows.COLUMNS, [_rows.line(row) for row in rows])
-        if explained := explain(problem, answer.schedule):
-            print()
-            terminal.print_table((terminal.Column("", right=False),), explained)
+        explained = explain(problem, answer.schedule)
+        explained += why(problem, answer.schedule, answer.timeline)
+        explained += around(problem, policy, options, answer.row)
+        print()
+        terminal.print_table((terminal.Column("", right=False),), explained)
         if place:
             print()
             terminal.print_table(
@@ -83,6 +89,40 @@ def plan(
         return terminal.say_next("tierwise", "report", out, "-o", f"{_inputs.stem(step)}.{policy}.html")
     extra = [word for assignment in option or () for word in ("-O", assignment)]
     terminal.say_next("tierwise", "plan", step, *given, "--policy", policy, *extra, "-o", f"{_inputs.stem(step)}.{policy}.json")
+
+
+def why(problem: Problem, schedule: Schedule, timeline: Timeline) -> list[Line]:
+    """What was decided for each class of tensor, and what the step waits for."""
+    from ..report.why import decisions, limit
+    from ._terminal import Line
+
+    return [*(Line(("decided",), rest=line) for line in decisions(problem, schedule)), Line(("limit",), rest=limit(problem, schedule, timeline))]
+
+
+def around(problem: Problem, policy: str, options: Mapping[str, Any], row: Row) -> list[Line]:
+    """What a little more memory would buy and a little less would cost: planned again at both budgets, if that is quick."""
+    from .. import pipeline
+    from ..errors import TierwiseError
+    from ..report.why import change_bytes, with_less, with_more
+    from ._terminal import Line
+
+    kept = pipeline.reference(problem).row
+    if row.seconds is None or policy == pipeline.REFERENCE or (policy != "auto" and (row.planning_seconds or 0.0) > MOST_SECONDS):
+        return []
+    change = change_bytes(problem.budget_bytes)
+
+    quicker = {"plan_seconds": AUTO_SECONDS} if policy == "auto" and "plan_seconds" not in options else {}
+
+    def seconds(budget_bytes: int) -> float | None:
+        try:
+            return pipeline.answer(problem.with_budget(budget_bytes), policy, **options, **quicker).row.seconds if budget_bytes > 0 else None
+        except TierwiseError:
+            return None
+
+    more = seconds(problem.budget_bytes + change) if (kept.least_bytes or 0) > problem.budget_bytes else row.seconds
+    less = seconds(problem.budget_bytes - change)
+    lines = [Line(("more",), rest=with_more(change, more, row.seconds))] if more is not None else []
+    return [*lines, Line(("less",), rest=with_less(change, less, row.seconds))]
 
 
 def _placed(problem: Problem, placements: Mapping[str, Placement]) -> list[Line]:
