@@ -19,7 +19,7 @@ def test_it_trains_inside_the_budget_and_writes_the_page(tierwise, tmp_path, mon
         monkeypatch.setattr(demonstration, name, small)
     ran = tierwise("demo", "--steps", 3, "-o", tmp_path / "page.html")
     assert ran.code == 0
-    assert "All 3 losses and all 47,456 parameters are equal, bit for bit." in ran.out
+    assert "All 3 losses and all 47,392 parameters are equal, bit for bit." in ran.out
     assert "vdnn" in ran.out and "unsloth" in ran.out and "keep_all" in ran.out
     assert "Next: tierwise estimate" in ran.err and "Next: tierwise run" in ran.err and "Next" not in ran.out
     run = serial.load(tmp_path / "page.json", Run)
@@ -46,6 +46,15 @@ def test_a_sparkline_falls_with_the_loss():
     assert sparkline((3.0, 2.0, 1.0)) == "█▅▁"
     assert sparkline((1.0, 1.0)) == "▁▁"
     assert len(sparkline(tuple(map(float, range(100))))) == 20
+
+
+def test_where_nothing_can_be_written_is_said_before_the_work(refused, tmp_path, monkeypatch):
+    monkeypatch.setattr(demonstration, "demonstrate", None)  # would be called
+    assert "is no folder that can be written to" in refused("demo", "-o", tmp_path / "no" / "page.html")
+    assert "it is a folder" in refused("demo", "-o", tmp_path)
+    (tmp_path / "train.py").write_text("print(1)", encoding="utf-8")
+    assert "is no folder" in refused("run", "--report", tmp_path / "no" / "page.html", tmp_path / "train.py")
+    assert "is no folder" in refused("capture", "gpt2-tiny", "-o", tmp_path / "no" / "step.json")
 
 
 def test_steps_are_at_least_two(refused):

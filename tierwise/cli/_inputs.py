@@ -30,6 +30,18 @@ def stem(step: str) -> str:
     return Path(step).name.removesuffix(".gz").removesuffix(".json").removesuffix(".step")
 
 
+def check_writable(*names: str | None) -> None:
+    """Where nothing can be written is said before the work, not behind it."""
+    import os
+    from pathlib import Path
+
+    for path in (Path(name) for name in names if name is not None):
+        if path.is_dir():
+            raise BadInput(f"cannot write {path}: it is a folder; name a file")
+        if (path.is_file() or not path.exists()) and not os.access(path.parent, os.W_OK):  # pipes and devices are written in place
+            raise BadInput(f"cannot write {path}: {path.parent} is no folder that can be written to; name a file in one that is")
+
+
 def policy_names(text: str) -> list[str]:
     """'all', or names with commas between them."""
     from .. import policies

@@ -31,7 +31,9 @@ def capture(
     from ..ir import Phase, Role, serial
     from ..units import format_bytes, format_seconds
     from . import _terminal as terminal
+    from ._inputs import check_writable
 
+    check_writable(out)
     if measure != (machine is not None):
         raise BadInput("--measure and --machine go together: times are those of a machine; name it (tierwise machine lists some), or leave both out")
     on = machines.load(machine) if machine is not None else None

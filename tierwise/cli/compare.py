@@ -44,6 +44,7 @@ def compare(
     names = _inputs.policy_names(policies)
     options = _options(names, option)
     asked = _inputs.budgets(budget)
+    _inputs.check_writable(out)
     on = machines.load(machine) if machine is not None else None
     graph = pipeline.load_step(step)
     problems = [pipeline.make_problem(graph, on, each) for each in asked]

@@ -27,7 +27,9 @@ def demo(
     from ..integrations.progress import Teller
     from ..ir import serial
     from . import _terminal as terminal
+    from ._inputs import check_writable
 
+    check_writable(out)
     line = Teller()
     tell: Callable[[str], None] = line if sys.stderr.isatty() else terminal.say
     try:

@@ -27,7 +27,9 @@ def machine(
     from ..errors import BadInput
     from ..ir import serial
     from . import _terminal as terminal
+    from ._inputs import check_writable
 
+    check_writable(out)
     if probe and (name is not None or everything):
         raise BadInput("--probe measures this machine; leave --name and --list out")
     if not probe and (name is None or everything):

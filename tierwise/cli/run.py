@@ -28,6 +28,7 @@ def run(
     from ..errors import BadInput
     from ..integrations.script import run_script
     from ..units import parse_bytes, parse_store
+    from ._inputs import check_writable
 
     if command[0] == "-m" and len(command) == 1:
         raise BadInput("-m takes the name of a module, such as -m package.train")
@@ -37,6 +38,7 @@ def run(
     if budget is not None:
         parse_bytes(budget, of=1 << 40)
     _known(policy)
+    check_writable(report)
     ended = run_script(
         command, watch=watch, budget=budget, host=host, pinned=pinned, nvme=nvme, policy=policy, compile=False if no_compile else None, verify=verify
     )
