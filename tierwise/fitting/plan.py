@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from ..errors import InfeasibleBudget
 from ..execute.passes import RegionPlan
 from ..ir import INPUTS, Curve, Menu, Program, Run, Timeline, Within
-from ..lower import Image
+from ..ir.program import MIN_SENT_BYTES
+from ..lower import Image, choose_jointly, with_budget
+from ..report.why import change_bytes, decisions, limit, with_less, with_more
 from ..units import format_bytes, format_seconds
+from .saved import save_program
 
 SLAB_SLACK = 1.02  # parcels lie on borders and leave gaps
 SLAB_ROUNDING_BYTES = 1 << 16
@@ -54,7 +59,37 @@ class Plan:
         return int(held * SLAB_SLACK) + SLAB_ROUNDING_BYTES if held > 0 else 0
 
     def summary(self) -> str:
-        return "\n".join(self.words())
+        """What was decided and why, what the step waits for, and what more or less memory would do: planned again for that, a few seconds each."""
+        return "\n".join([*self.words(), *self.reasons(), *self.around()])
+
+    def reasons(self) -> list[str]:
+        """By class of tensor, and what limits the step."""
+        problem, schedule = self.image.problem, self.image.schedule
+        within = [(part.nbytes, part.seconds) for part in self._within()]
+        freed, seconds = sum(max(0, nbytes) for nbytes, _ in within), sum(max(0.0, seconds) for _, seconds in within)
+        inside = [f"inside blocks: {format_bytes(freed)} of activations are computed again in {format_seconds(seconds)}"] if freed else []
+        return [*decisions(problem, schedule), *inside, f"limit: {limit(problem, schedule, self.predicted)}"]
+
+    def around(self, seconds: float = 2.0) -> list[str]:
+        """One GiB more, one GiB less: each planned in about so many seconds."""
+        if self.program.policy != "auto":
+            return []
+        now, change = self.predicted.seconds, change_bytes(self.budget_bytes)
+        more, less = self._seconds_with(change, seconds), self._seconds_with(-change, seconds)
+        return [with_more(change, now if more is None else more, now), with_less(change, less, now)]
+
+    def _seconds_with(self, change: int, seconds: float) -> float | None:
+        machine, budget_bytes = self.menu.problem.machine, self.menu.problem.budget_bytes + change
+        tiers = [tier for tier in ("dram", "nvme") if tier in machine.tier_named and machine.capacity(tier)]
+        try:
+            menu = with_budget(self.menu, max(1, budget_bytes))
+            return choose_jointly(menu, update=self.program.update, tiers=tiers, min_sent_bytes=MIN_SENT_BYTES, seconds=seconds).seconds
+        except InfeasibleBudget:
+            return None
+
+    def save(self, path: str | Path) -> None:
+        """What was decided, in a file that says which model, shapes, machine and torch it is for; `fitting.saved.load_program` reads it."""
+        save_program(self.program, self.menu, self.budget_bytes, path)
 
     def words(self) -> list[str]:
         graph = self.menu.problem.graph
@@ -75,7 +110,7 @@ class Plan:
                     what = "that and its input" if INPUTS in plan.sent and option.saved else "its input" if INPUTS in plan.sent else "that"
                     line += f", and sends {what} to {tier} until backward"
                 found.append(line)
-        return [*found, *self.notes]
+        return [*found, *self.program.words, *self.notes]
 
     def run(self, name: str, measured: Timeline | None = None) -> Run:
         """For a report."""
