@@ -22,10 +22,12 @@ Progress = Callable[[str], None]
 FASTEST, SLOWEST = 0.9, 1.6
 # The CUDA context and what libraries take past the allocator, and so past any budget: 767 to 787 MiB in the same result file.
 UNACCOUNTED_BYTES = 780 << 20
-# Each plans the 2,400 ops of llama-7b in less than two seconds on one core. Others take minutes, and are tried when they are named.
+# auto takes the time it is given; each of the others plans the 2,400 ops of llama-7b in less than two seconds on one core. What is not here takes
+# minutes, and is tried when it is named.
+AUTO_SECONDS = 3.0
 QUICK_TO_PLAN = (
-    "g10", "zero_offload", "vdnn", "torchtune", "unsloth", "tf_swap", "oneflow", "layrub", "ssdtrain", "autoswap", "tflms", "rockmate", "echo",
-    "megatron",
+    "auto", "g10", "zero_offload", "vdnn", "torchtune", "unsloth", "tf_swap", "oneflow", "layrub", "ssdtrain", "autoswap", "tflms", "rockmate",
+    "echo", "megatron",
 )  # fmt: skip
 PLANNING_SECONDS = 10.0  # of the processor: an answer is worth no more waiting, and who wants more can name the policies
 
@@ -106,11 +108,12 @@ def estimate(
     planned, least = None, None
     untried: list[str] = []
     if not fits:
-        rows = pipeline.compare(problem, _worth_trying(names, untried), on_policy=progress).rows
+        limited = {"auto": {"plan_seconds": AUTO_SECONDS}}
+        rows = pipeline.compare(problem, _worth_trying(names, untried), options=limited, on_policy=progress).rows
         feasible = [row for row in rows if row.outcome is Outcome.FITS]
         if feasible:
             best = min(feasible, key=lambda row: row.seconds or 0.0)
-            answer = pipeline.answer(problem, best.policy)
+            answer = pipeline.answer(problem, best.policy, **limited.get(best.policy, {}))
             planned = _way(best.policy, problem, answer.timeline, one, None, measured=measure)
         else:
             least = min((row.least_bytes for row in rows if row.least_bytes), default=None)
