@@ -3,7 +3,7 @@
 reference/commands.md         what every command says with --help          make_commands.py
 reference/api.md              docstrings of the public names               make_api.py
 reference/machines.md         the machine files                            make_reference.py
-reference/policies.md         the table of policies, from their docstrings make_reference.py
+reference/policies/index.md   the table of policies, from their docstrings make_reference.py
 reference/policies/NAME.md    one policy, and its time against memory      make_policies.py
 accuracy.md, benchmarks.md    committed result files                       make_accuracy.py, benchmarks/RESULTS.md
 zoo.md                        the result of benchmarks/cases/zoo.py        make_zoo.py
@@ -33,7 +33,7 @@ def on_config(config: Any) -> Any:
         for title, pages in section.items():
             if title == "Reference":
                 table = next(place for place, page in enumerate(pages) if "Policies" in page)
-                pages[table] = {"Policies": ["reference/policies.md", *(f"reference/policies/{name}.md" for name in policies.names())]}
+                pages[table] = {"Policies": ["reference/policies/index.md", *(f"reference/policies/{name}.md" for name in policies.names())]}
             if title == "Results" and make_policies.zoo_result():
                 pages.insert(0, {"The field on one engine": "zoo.md"})
     return config
@@ -56,7 +56,7 @@ def made() -> Iterator[tuple[str, str]]:
     yield "reference/commands.md", make_commands.commands_page()
     yield "reference/api.md", make_api.api_page()
     yield "reference/machines.md", make_reference.machines_page()
-    yield "reference/policies.md", make_reference.policies_page()
+    yield "reference/policies/index.md", make_reference.policies_page()
     for name in policies.names():
         yield f"reference/policies/{name}.md", make_policies.policy_page(name)
     yield "accuracy.md", make_accuracy.accuracy_page()

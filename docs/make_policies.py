@@ -44,7 +44,7 @@ def policy_page(name: str) -> str:
         "Runs": f"simulated only: {card.simulated_only_because}" if card.simulated_only_because else "yes",
         "Options": ", ".join(f"`{option}`" for option in _options(name)) or "none",
     }
-    parts = [f"# {name}\n\n{_plain(card.summary)}\n", "| | |\n|---|---|"]
+    parts = [f"# {name}\n\n{_plain(card.summary[:1].upper() + card.summary[1:])}\n", "| | |\n|---|---|"]
     parts += [f"| {title} | {_plain(text) if title != 'Options' else text} |" for title, text in facts.items() if text]
     parts.append(f"\n```console\n$ tierwise plan {SMALL_STEP} --machine {MACHINE} --budget 6GiB --policy {name}\n```\n")
     return "\n".join([*parts, *_curves(name)]) + "\n"
@@ -52,7 +52,7 @@ def policy_page(name: str) -> str:
 
 def _plain(text: str) -> str:
     """Text of a docstring in a cell: a bar would end the cell, and stars and underscores would not be seen."""
-    return escape(text[:1].upper() + text[1:], quote=False).replace("|", "\\|").replace("*", "\\*").replace("_", "\\_")
+    return escape(text, quote=False).replace("|", "\\|").replace("*", "\\*").replace("_", "\\_")
 
 
 def _options(name: str) -> list[str]:

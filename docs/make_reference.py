@@ -15,7 +15,7 @@ def policies_page() -> str:
     ]
     for card in map(policies.card, policies.names()):
         runs = "simulated" if card.simulated_only_because else "yes"
-        cells = (f"[{card.name}](policies/{card.name}.md)", str(card.year or "-"), card.venue or "-", card.decides, card.fidelity, runs)
+        cells = (f"[{card.name}]({card.name}.md)", str(card.year or "-"), card.venue or "-", card.decides, card.fidelity, runs)
         parts.append("| " + " | ".join((*cells, ", ".join(card.requires) or "-", card.exactness)) + " |")
     parts.append("\n## Published, and not here\n\n| system | year | venue | why |\n|---|---|---|---|")
     parts += [f"| {absent.name} | {absent.year} | {absent.venue} | {absent.status}: {absent.reason} |" for absent in policies.ABSENT]

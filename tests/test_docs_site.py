@@ -72,7 +72,7 @@ def test_the_site_builds_and_asks_for_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(make_zoo, "zoo_page", lambda: ("# The field on one engine\n", {"net": "<svg/>"}))
     site = tmp_path / "site"
     build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(site), strict=True))  # a warning is an error
-    assert {page.stem for page in (site / "reference" / "policies").glob("*.html")} == set(policies.names())
+    assert {page.stem for page in (site / "reference" / "policies").glob("*.html")} == {"index", *policies.names()}
     assert all((site / f"{name}.html").exists() for name in ("index", "zoo", "benchmarks", "accuracy", "combinations", "reference/api"))
     assert "<svg" in (site / "how_it_works.html").read_text(encoding="utf-8")
     for page in site.rglob("*.html"):
@@ -112,5 +112,5 @@ def test_a_policy_that_is_in_no_result_is_simulated(monkeypatch):
 
 def test_the_table_of_policies_names_all():
     page = make_reference.policies_page()
-    assert all(f"[{name}](policies/{name}.md)" in page for name in policies.names())
+    assert all(f"[{name}]({name}.md)" in page for name in policies.names())
     assert all(f"| {absent.name} |" in page for absent in policies.ABSENT)

@@ -200,9 +200,13 @@ def test_what_a_script_leaves_to_a_spawned_process_is_found_there(run):
 
 
 def test_as_its_own_process(tmp_path, expected):
+    """As torchrun starts one: with a rank in the environment."""
+    one_of_one = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
     (tmp_path / "script.py").write_text(BEGINNING + LOOP + "raise SystemExit(5)", encoding="utf-8")
     command = [sys.executable, "-m", "tierwise", "run", "--budget", "1MiB", "script.py"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(TESTS)})
+    ran = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env={**os.environ, **one_of_one, "PYTHONPATH": str(TESTS)}
+    )
     assert (ran.returncode, ran.stdout) == (5, expected(LOOP)), ran.stderr
     assert ran.stderr.count("tierwise: ") == 2 and "tierwise: 4 steps" in ran.stderr
 
