@@ -69,6 +69,30 @@ class Below:
     def disk_path(self) -> Path | None:
         return self._store.path if self._store else None
 
+    def reserve(self, host_bytes: int, pinned_bytes: int) -> None:
+        """So much host memory is taken by others, within the same limits; less than nothing gives it back."""
+        if self._host_limit_bytes is not None:
+            if host_bytes > self._host_limit_bytes - self.host_bytes:
+                raise OutOfHostMemory(
+                    f"lasting state takes {format_bytes(host_bytes)} of host memory and host= allows {exact_bytes(self._host_limit_bytes)}, of which "
+                    f"{format_bytes(self.host_bytes)} are in use; allow more"
+                )
+            self._host_limit_bytes -= host_bytes
+        if self._pinned_limit_bytes is not None:
+            self._pinned_limit_bytes = max(0, self._pinned_limit_bytes - pinned_bytes)
+
+    @property
+    def pinned_left_bytes(self) -> int | None:
+        """How much more may be locked; None: as much as the system lets."""
+        return None if self._pinned_limit_bytes is None else max(0, self._pinned_limit_bytes - self.pinned_bytes)
+
+    def disk(self) -> NvmeStore:
+        """The store on the disk that was named, opened when it is first needed."""
+        if self._store is None:
+            self._open_disk()
+        assert self._store is not None
+        return self._store
+
     def provide(self, host_bytes: int, disk_bytes: int) -> None:
         """Have so much of each tier at hand."""
         if disk_bytes and self._store is None:
@@ -114,11 +138,10 @@ class Below:
         return pool
 
     def _pool(self, nbytes: int) -> HostPool:
-        left = None if self._pinned_limit_bytes is None else max(0, self._pinned_limit_bytes - self.pinned_bytes)
         return HostPool(
             nbytes,
             self._device,
-            pinned_limit_bytes=left,
+            pinned_limit_bytes=self.pinned_left_bytes,
             progress=lambda done, total: self._progress(f"locking host memory, {format_bytes(done)} of {format_bytes(total)}"),
         )
 

@@ -107,6 +107,8 @@ class RegionRun:
                 "too: replace the in-place operation, or clone its input"
             )
         if tensor is not None:
+            if self._pass.bring is not None:
+                self._pass.bring(tensor)
             return tensor  # type: ignore[no-any-return]
         pending, saved.pending = saved.pending or self._pass.fetched(saved.ticket, self.module), None
         return self._pass.copies.wait(pending)
@@ -207,8 +209,10 @@ class Pass:
         lasting: Collection[int] = frozenset(),
         given: Collection[int] = frozenset(),
         recording: Recording | None = None,
+        bring: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
         self.copies, self.trouble, self.recording = copies, trouble, recording
+        self.bring = bring  # parameters may be away when backward reads them
         self.lasting = lasting  # storages that stay whatever becomes of the step, by id
         self.given = given  # storages of the batch, which the loop holds anyway
         self.sends_outside = any(not module for module, _ in plans)

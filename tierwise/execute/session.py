@@ -24,6 +24,8 @@ from .copies import Copies
 from .device import Device
 from .passes import Pass, RegionPlan, RegionRun, Trouble
 from .recording import Recording
+from .states import States
+from .states.torch_compat import without_torch_function
 from .torch_compat import others_hold_saved_tensors, within_transform
 
 _log = logging.getLogger("tierwise")
@@ -83,6 +85,8 @@ class Session(Trouble):
         self.shortages: list[Shortage] = []  # since somebody last looked
         self.last: Pass | None = None
         self.recording: Recording | None = None  # of the next pass, then of that one
+        self.states: States | None = None  # lasting state with homes of its own, and whose it is by module path
+        self._placed: frozenset[str] = frozenset()
         self._before_pass = before_pass
         self._current: Runner | None = None
         self._installed: dict[str, nn.Module] = {}
@@ -100,6 +104,12 @@ class Session(Trouble):
             if name not in self._installed:
                 module.__dict__["forward"] = RegionForward(self, module, name)
                 self._installed[name] = module
+
+    def place(self, states: States | None) -> None:
+        """Lasting state moves with the modules that run; None: it is where torch has it."""
+        self.states = states
+        self._placed = frozenset(states.paths) if states is not None else frozenset()
+        self.install({path: self.model.get_submodule(path) for path in self._placed if path})
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
@@ -129,22 +139,41 @@ class Session(Trouble):
     # -- a pass ---------------------------------------------------------------------------------------------------------------------
 
     def run_root(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.is_closed or self._current is not None or not torch.is_grad_enabled():
+        if self.is_closed or self._current is not None:
             return self._root.plain(self.model, *args, **kwargs)
+        if not torch.is_grad_enabled():
+            return self._plainly(args, kwargs)
         if within_transform():
             self.say("the model is called within torch.func, such as vmap or grad, so it runs as it is, not as planned")
-            return self._root.plain(self.model, *args, **kwargs)
+            return self._plainly(args, kwargs)
         plans = self._before_pass(args, kwargs)
         if plans is None or self.copies is None:
-            return self._root.plain(self.model, *args, **kwargs)
+            return self._plainly(args, kwargs)
         self.passes += 1
         return self.run_pass(PlannedPass(self, plans, (args, kwargs)), args, kwargs)
+
+    def _plainly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self._state_at_hand():
+            return self._root.plain(self.model, *args, **kwargs)
+
+    @contextlib.contextmanager
+    def _state_at_hand(self) -> Iterator[None]:
+        """A forward of the model, for state that comes and goes with it."""
+        states = self.states
+        if states is None:
+            yield
+            return
+        states.before_pass()
+        try:
+            yield
+        finally:
+            states.after_pass()
 
     def run_pass(self, runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One forward of the model in which regions run as `runner` has them run."""
         self._current = runner
         try:
-            with self.device.accounting(), _hooks_outside(runner):
+            with self.device.accounting(), self._state_at_hand(), _hooks_outside(runner):
                 out = self._root.plain(self.model, *args, **kwargs)
         except BaseException as error:
             held_bytes = self.device.memory().allocated_bytes
@@ -159,8 +188,28 @@ class Session(Trouble):
         return out
 
     def run_region(self, region: RegionForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._current is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        states = self.states
+        if states is None or region.name not in self._placed:
+            return self._run_region(region, args, kwargs)
+        states.before_region_forward(region.name)
+        try:
+            out = self._run_region(region, args, kwargs)
+            if torch.is_grad_enabled():
+                states.watch(region.name, (args, kwargs), _opened(out))
+        finally:
+            states.after_region_forward(region.name)
+        return out
+
+    def run_as_it_is(self, region: RegionForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The module's own forward; parameters that backward saves may go and come back."""
+        if self.states is None or region.name not in self._placed or not torch.is_grad_enabled():
             return region.plain(region.module, *args, **kwargs)
+        with saved_tensors_hooks(self.states.pack, self.states.unpack):
+            return region.plain(region.module, *args, **kwargs)
+
+    def _run_region(self, region: RegionForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._current is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self.run_as_it_is(region, args, kwargs)
         if others_hold_saved_tensors(ours=self._current.pack_outside if isinstance(self._current, Pass) else None):
             self.say(f"{region.name} is called within torch.utils.checkpoint or other hooks on saved tensors, so it runs as it is, not as planned")
             return region.plain(region.module, *args, **kwargs)
@@ -181,6 +230,8 @@ class Session(Trouble):
             self._current.over()
         elif self.copies is not None:
             self.copies.release_sent()
+        if self.states is not None:
+            self.states.make_room()
         if self.device.torch_device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -205,16 +256,18 @@ class PlannedPass(Pass):
 
     def __init__(self, session: Session, plans: Plans, batch: Any = ()) -> None:
         assert session.copies is not None
-        lasting = {id(tensor.untyped_storage()) for tensor in (*session.model.parameters(), *session.model.buffers())}
+        with without_torch_function():  # who asks for a parameter's storage does not read it
+            lasting = {id(tensor.untyped_storage()) for tensor in (*session.model.parameters(), *session.model.buffers())}
         given = {id(tensor.untyped_storage()) for tensor in _tensors(batch)}
-        super().__init__(session.copies, plans, session, lasting=lasting, given=given, recording=session.recording)
+        bring = None if session.states is None else session.states.bring
+        super().__init__(session.copies, plans, session, lasting=lasting, given=given, recording=session.recording, bring=bring)
         self._session = session
         session.last = self
 
     def run(self, region: RegionForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = self.enter(region.name)
         if run is None:
-            return region.plain(region.module, *args, **kwargs)
+            return self._session.run_as_it_is(region, args, kwargs)
         if self.recording is not None:
             self.recording.forward(run.plan.id)
         before, out, is_done = _State(region, self._session.device), None, False
@@ -238,7 +291,7 @@ class PlannedPass(Pass):
     def _attempt(self, region: RegionForward, run: RegionRun, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Where nothing moves there is nothing to see, and a hook costs the host a few microseconds for each tensor. The first call tells
         # whether the pass still waits for its backward.
-        watched = self.moves or self.recording is not None or run.place == 0
+        watched = self.moves or self.recording is not None or run.place == 0 or self.bring is not None
         with saved_tensors_hooks(run.pack, run.unpack) if watched else contextlib.nullcontext():
             try:
                 return run.plan.forward(region.module, *args, **kwargs)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import BadInput
+from ..errors import BadInput, UnknownName
 from ..execute.device import Device
 from ..execute.session import session_of
 from ..integrations.progress import Teller
@@ -41,6 +41,8 @@ def fit(
     policy: str = "auto",
     compile: bool | None = None,
     verify: bool = False,
+    masters: str | None = None,
+    update: str = "after",
     example: Any = None,
     device: Device | None = None,
     machine: Machine | None = None,
@@ -54,6 +56,9 @@ def fit(
     policy    "auto", or "keep_all" to change nothing but compile
     compile   whether regions are compiled by Inductor; by default on a GPU
     verify    run the first step of each shape twice more, planned and under plain checkpointing, and compare loss and gradients
+    masters   "fp32": the optimizer works on fp32 copies of bf16 or fp16 parameters, with fp32 state; by default on the parameters as they are
+    update    when state that does not fit on the card is updated: "after" backward and under the next forward, exact whatever the loop does in
+              between; "backward": as gradients arrive, for loops that do nothing between backward and step
     example   a batch (a mapping for model(**batch), a tuple for model(*batch)) to plan with now rather than at the first step
     """
     log_level_from_environment()
@@ -71,6 +76,8 @@ def fit(
         policy=policy,
         compile=here.torch_device.type == "cuda" if compile is None else compile,
         verify=verify,
+        masters=masters,
+        update=_one_of("update", update, ("after", "backward")),
     )
     on = machine or machine_of(here)
     with set_aside(model) as aside:
@@ -121,6 +128,12 @@ def _call_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example, Mapping):
         return (), dict(example)
     return (tuple(example), {}) if isinstance(example, (tuple, list)) else ((example,), {})
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise UnknownName(name, value, known)
+    return value
 
 
 def _free_bytes(device: Device) -> int:

@@ -15,18 +15,23 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from .. import policies
-from ..errors import InfeasibleBudget, NotExecutable, OverCapacity, UnknownName
+from ..errors import BadInput, InfeasibleBudget, NotExecutable, OverCapacity, UnknownName
 from ..execute.below import Below, bounce_bytes
 from ..execute.device import Device
 from ..execute.passes import RegionPlan
 from ..execute.session import Plans, Session
-from ..ir import Machine, Program, Timeline, check_schedule, peak_bytes
+from ..execute.states.gradients import Gradient
+from ..execute.states.torch_compat import without_torch_function
+from ..ir import Machine, Menu, Placement, Program, Timeline, check_schedule, peak_bytes
 from ..ir.program import MIN_SENT_BYTES
 from ..lower import Image, image, keep_everything, with_budget
+from ..lower.states import anew
 from ..regions.compiled import CompiledOption
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
+from .homes import homes_of
 from .keys import has_gradients, key_of, needs_backward
+from .lasting import Lasting, words_of
 from .losses import adopt_losses, give_back_losses
 from .menus import PreparedMenu, RegionCode, as_keywords, prepare_menu
 from .meter import Meter
@@ -49,6 +54,8 @@ class Settings:
     policy: str
     compile: bool
     verify: bool = False
+    masters: str | None = None
+    update: str = "after"
 
 
 class Fitted:
@@ -80,6 +87,7 @@ class Fitted:
             disk=settings.nvme,
             progress=progress,
         )
+        self.lasting = Lasting(self.session, self.below, optimizer, settings.masters, settings.update, settings.budget_bytes)
         self.meter = Meter(self)
         self._progress = progress
         self._tell = getattr(progress, "over", lambda sentence="": None)
@@ -101,11 +109,15 @@ class Fitted:
         key = self._key(args, kwargs)
         if key not in self.plans:
             cards = [self.device.torch_device] if self.device.torch_device.type == "cuda" else []
-            with torch.random.fork_rng(devices=cards), torch.autograd.set_detect_anomaly(False):  # what is traced has no numbers to look at
+            anomalies = torch.autograd.set_detect_anomaly(False)
+            with torch.random.fork_rng(devices=cards), anomalies, self.lasting.unguarded():  # what is traced has no numbers to look at
                 if key not in self._menus:
                     self._menus[key] = self._menu(args, kwargs)
                 self.plans[key] = self._made(self._menus[key])
         self.current = self.plans[key]
+        if self.lasting.differs(self.current.program):
+            self._progress("moving parameters and optimizer state to where they live")
+            self.lasting.place(self.current.program)
         return self.current
 
     def record_next_step(self, *, reset_peak: bool = False) -> None:
@@ -130,6 +142,7 @@ class Fitted:
             for give_back in self.set_aside:
                 stack.callback(give_back)
             stack.callback(self.below.close)
+            stack.callback(self.lasting.close)
             stack.callback(give_back_losses, self._losses)
             stack.callback(self.session.close)
 
@@ -158,6 +171,11 @@ class Fitted:
             self.session.say(
                 "a forward begins before the backward of the one before it: plans are for one at a time, together they may exceed the budget"
             )
+        if self.settings.verify and plan.program.states:
+            raise BadInput(
+                "verify=True runs the step twice with all gradients on the device, and this plan keeps some of the lasting state elsewhere; verify "
+                "with a budget in which that fits, or leave verify out"
+            )
         if self.settings.verify and (key := self._key(args, kwargs)) not in self._verified:
             self._progress("running the step twice, to compare it with plain checkpointing")
             verify_step(self, plan, args, kwargs)
@@ -183,15 +201,16 @@ class Fitted:
         if self.device.torch_device.type == "cuda":
             return
         states = self.optimizer.state.values() if self.optimizer is not None else ()
-        gradients = [parameter.grad for parameter in self._parameters]
-        kept = [value for state in states for value in state.values()]
-        for value in (*self._parameters, *self.model.buffers(), *gradients, *kept, *tree_leaves((args, dict(kwargs)))):
-            if isinstance(value, torch.Tensor):
-                self.device.adopt(value)
+        with without_torch_function():
+            gradients = [parameter.grad for parameter in self._parameters]
+            kept = [value for state in states for value in state.values()]
+            for value in (*self._parameters, *self.model.buffers(), *gradients, *kept, *tree_leaves((args, dict(kwargs)))):
+                if isinstance(value, torch.Tensor) and not isinstance(value, Gradient):
+                    self.device.adopt(value)
 
     def _menu(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PreparedMenu:
         with self.session.suspended():
-            return prepare_menu(
+            found = prepare_menu(
                 self.model,
                 as_keywords(self.model, args, kwargs),
                 self.optimizer,
@@ -199,20 +218,29 @@ class Fitted:
                 self.device,
                 compile=self.settings.compile,
                 accumulation=has_gradients(self._parameters),
+                masters=self.settings.masters,
                 codes=self._codes,
                 progress=self._progress,
             )
+        graph, placed = found.menu.problem.graph, self.lasting.placements
+        if has_gradients(self._parameters) and placed is None:  # they are in the way of whoever wants to move
+            return found
+        homes = homes_of(
+            self.model, graph, self.optimizer, masters=self.settings.masters, update=self.settings.update, disk=self.settings.nvme is not None
+        )
+        graph = anew(graph, [path for path, place in (placed or {}).items() if place.gradients == "host"])
+        return replace(found, menu=replace(found.menu, problem=replace(found.menu.problem, graph=graph), homes=homes))
 
     def _made(self, prepared: PreparedMenu) -> Plan:
         self._progress("planning")
-        plan = self._planned(prepared, self._tightened_bytes)
+        plan = self._planned(prepared, self._tightened_bytes, fixed=self.lasting.placements)
         for sentence in plan.words():
             _log.info("%s", sentence)
         calls = prepared.menu.problem.graph.calls
         self.session.install({calls[call].module: self.model.get_submodule(calls[call].module) for call in plan.program.calls})
         return plan
 
-    def _planned(self, prepared: PreparedMenu, tightened_bytes: int) -> Plan:
+    def _planned(self, prepared: PreparedMenu, tightened_bytes: int, *, fixed: Mapping[str, Placement] | None) -> Plan:
         aside = self.machine.device.library_bytes + self._other_bytes(prepared)
         room = int(self.settings.budget_bytes * PLANNED_SHARE) - aside - tightened_bytes
         menu = with_budget(prepared.menu, max(1, room))
@@ -224,13 +252,20 @@ class Fitted:
             with self.session.suspended():
                 prepared, program = program_for(
                     replace(prepared, menu=menu), self.settings.policy, tiers, self.model, self.device,
-                    compile=self.settings.compile, progress=self._progress,
+                    compile=self.settings.compile, update=self.settings.update, fixed=fixed, takes=self.lasting.takes,
+                    progress=self._progress,
                 )  # fmt: skip
-            menu = prepared.menu
+            passing, _ = self.lasting.takes(program.states) if program.states else (0, 0)
+            aside, menu = aside + passing, with_budget(prepared.menu, max(1, room - passing))
         except InfeasibleBudget as error:
+            if fixed is not None:  # lasting state has to move again; plans of other shapes are made anew around it
+                self.plans.clear()
+                return self._planned(prepared, tightened_bytes, fixed=None)
             if tightened_bytes:  # as tight as it gets: better than to stop in the middle of a training
                 least_tightened = int(self.settings.budget_bytes * PLANNED_SHARE) - aside - (error.least_bytes or 0)
-                return self._planned(prepared, max(0, min(tightened_bytes - 1, least_tightened)))
+                return self._planned(prepared, max(0, min(tightened_bytes - 1, least_tightened)), fixed=None)
+            if error.least_bytes is None:
+                raise
             least = int(((error.least_bytes or 0) + aside) / PLANNED_SHARE) + 1
             raise InfeasibleBudget(
                 f"budget {format_bytes(self.settings.budget_bytes)} is too small for this step: with everything recomputed and sent away that can be "
@@ -243,7 +278,7 @@ class Fitted:
             self._check(made, aside)
         except NotExecutable:
             if tightened_bytes:  # a policy that cannot do with less
-                return self._planned(prepared, 0)
+                return self._planned(prepared, 0, fixed=fixed)
             raise
         return Plan(
             menu=menu,
@@ -251,12 +286,13 @@ class Fitted:
             image=made,
             predicted=simulate(made.problem, made.schedule),
             held_bytes=peak_bytes(made.problem, made.schedule),
+            sent_bytes=_sent_bytes(menu, made),
             plans=_region_plans(prepared, program),
             budget_bytes=self.settings.budget_bytes,
             aside_bytes=aside,
             keep_all_seconds=kept_time.seconds,
             keep_all_bytes=needed + aside,
-            notes=prepared.notes,
+            notes=(*words_of(program.states, program.update), *prepared.notes),
             kept=_kept(prepared, program.calls),
         )
 
@@ -277,7 +313,9 @@ class Fitted:
         ours += [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         if self.optimizer is not None:
             ours += [value for state in self.optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
-        known = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in ours if self.device.owns(tensor)}
+        with without_torch_function():
+            here = [tensor.untyped_storage() for tensor in ours if not isinstance(tensor, Gradient) and self.device.owns(tensor)]
+        known = {storage.data_ptr(): storage.nbytes() for storage in here}
         return max(0, self.device.memory().allocated_bytes - sum(known.values())) if self.device.torch_device.type == "cuda" else 0
 
     def _key(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -299,6 +337,13 @@ def _region_plans(prepared: PreparedMenu, program: Program) -> dict[tuple[str, i
         sends_all = bool(plan.sent) and all(value.name in plan.sent for value in saved if value.nbytes >= MIN_SENT_BYTES)
         found[call.module, time] = RegionPlan(code.code[plan.choice], plan, tuple(value.name for value in saved), call.id, sends_all)
     return found | {("", gap): RegionPlan(_nothing, plan) for gap, plan in program.outside.items()}
+
+
+def _sent_bytes(menu: Menu, made: Image) -> dict[str, int]:
+    """What activations take below the device."""
+    if made.program.states:
+        made = image(menu, replace(made.program, states={}))
+    return peak_bytes(made.problem, made.schedule)
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten
 
+from ..execute.states.gradients import Gradient
 from ..execute.torch_compat import has_hooks
 
 
@@ -27,8 +28,8 @@ def key_of(modules: Sequence[nn.Module], parameters: Sequence[nn.Parameter], kin
 
 
 def has_gradients(parameters: Sequence[nn.Parameter]) -> bool:
-    """Gradients that backward will add to: they take memory through the whole step."""
-    return any(parameter.grad is not None for parameter in parameters if parameter.requires_grad)
+    """Gradients on the device that backward will add to: they take memory through the whole step."""
+    return any(parameter.grad is not None and not isinstance(parameter.grad, Gradient) for parameter in parameters if parameter.requires_grad)
 
 
 def needs_backward(parameters: Sequence[nn.Parameter], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

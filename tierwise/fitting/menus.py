@@ -58,6 +58,7 @@ def prepare_menu(
     *,
     compile: bool,
     accumulation: bool = False,
+    masters: str | None = None,
     codes: dict[Any, RegionCode] | None = None,
     progress: Progress = lambda what: None,
 ) -> PreparedMenu:
@@ -66,7 +67,7 @@ def prepare_menu(
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     progress("tracing one step")
     with without_hooks(model):
-        captured = _captured(model, call, optimizer, autocast, accumulation)
+        captured = _captured(model, call, optimizer, autocast, accumulation, masters)
     hooked = {call.id: reason for call in captured.graph.calls if (reason := hook_inside(model.get_submodule(call.module)))}
     graph, apart = set_apart(captured.graph, hooked)
     costs = fused_costs(graph, machine) if compile else roofline_costs(graph, machine)
@@ -212,8 +213,8 @@ def as_keywords(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     return named
 
 
-def _captured(model: nn.Module, call: Mapping[str, Any], optimizer: Any, autocast: Any, accumulation: bool) -> Any:
-    options = {"optimizer": optimizer if optimizer is not None else "sgd", "autocast": autocast, "accumulation": accumulation}
+def _captured(model: nn.Module, call: Mapping[str, Any], optimizer: Any, autocast: Any, accumulation: bool, masters: str | None) -> Any:
+    options = {"optimizer": optimizer if optimizer is not None else "sgd", "autocast": autocast, "accumulation": accumulation, "masters": masters}
     try:
         return capture_step(model, dict(call), **options)
     except CaptureError as error:

@@ -30,6 +30,7 @@ class Plan:
     image: Image
     predicted: Timeline
     held_bytes: Mapping[str, int]  # at most, by tier, in the order of the schedule
+    sent_bytes: Mapping[str, int]  # the same without lasting state: what activations take below the device
     plans: Mapping[tuple[str, int], RegionPlan]
     budget_bytes: int
     aside_bytes: int  # on the device besides the step: libraries, and what else the process keeps there
@@ -49,13 +50,13 @@ class Plan:
 
     @property
     def disk_bytes(self) -> int:
-        return self.held_bytes.get("nvme", 0)
+        return self.sent_bytes.get("nvme", 0)
 
     @property
     def host_slab_bytes(self) -> int:
         """What the slab must hold: without the disk's buffers, which are elsewhere, and with room for rounding."""
         staging = sum(link.staging_bytes for link in self.menu.problem.machine.links if link.staging_tier == "dram")
-        held = self.host_bytes - (staging if self.disk_bytes else 0)
+        held = self.sent_bytes.get("dram", 0) - (staging if self.disk_bytes else 0)
         return int(held * SLAB_SLACK) + SLAB_ROUNDING_BYTES if held > 0 else 0
 
     def summary(self) -> str:

@@ -2,6 +2,8 @@
 
 coarse.py, image.py        a Program as a Problem and a Schedule, two ops for each region call: the prediction of what runs
 choose.py                  the planner that answers with a Program
+states.py, jointly.py      homes of lasting state in that image, and the planner for both
+compact.py                 a menu that is quicker to plan with
 expand.py, lowering.py     any other policy's Schedule made into one
 """
 
@@ -9,9 +11,11 @@ from .choose import Chosen, choose, keep_everything, with_budget
 from .coarse import Coarse, coarsen
 from .expand import Expanded, expand
 from .image import Image, image
+from .jointly import choose_jointly
 from .lowering import Lowered, clustered, lower
 
 __all__ = [
-    "Chosen", "Coarse", "Expanded", "Image", "Lowered", "choose", "clustered", "coarsen", "expand", "image", "keep_everything", "lower",
+    "Chosen", "Coarse", "Expanded", "Image", "Lowered", "choose", "choose_jointly", "clustered", "coarsen", "expand", "image", "keep_everything",
+    "lower",
     "with_budget",
 ]  # fmt: skip

@@ -46,10 +46,12 @@ def _merged_updates(graph: Graph, paths: Collection[str]) -> tuple[list[Op], lis
             if names and (path := owner(names[0], paths)) is not None:
                 by_path.setdefault(path, []).append(op)
     for updates in by_path.values():
+        touched = [storage for op in updates for storage in op.mutates]
+        pieces = PIECES if len(touched) == len({*touched}) else 1  # one storage of several parameters is updated in one piece
         whole, done = sum(_nbytes(graph, op) for op in updates), 0
         first: dict[int, int] = {}
         for op in updates:
-            piece = min(PIECES - 1, PIECES * done // max(1, whole))
+            piece = min(pieces - 1, pieces * done // max(1, whole))
             merged[op.id] = first.setdefault(piece, op.id)
             done += _nbytes(graph, op)
     members: dict[int, list[int]] = {}

@@ -11,11 +11,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from ..errors import InfeasibleBudget, InvalidSchedule, OverCapacity
-from ..ir import ON_DEVICE, Menu, Placement, Program, check_schedule, peak_bytes
+from ..ir import ON_DEVICE, Menu, Placement, check_schedule, peak_bytes
 from ..units import exact_bytes, format_bytes
-from .choose import Chosen, _predicted, choose, keep_everything
+from .choose import Chosen, _predicted, choose, keep_everything, with_budget
 from .compact import compact
 from .image import image
 from .states import StateUnit, lighter, state_units
@@ -42,16 +43,19 @@ def choose_jointly(
     tiers: Sequence[str] = ("dram",),
     min_sent_bytes: int = 0,
     seconds: float = 10.0,
+    fixed: Mapping[str, Placement] | None = None,
+    takes: Callable[[Mapping[str, Placement]], tuple[int, int]] = lambda states: (0, 0),
     on_trial: Callable[[], None] = lambda: None,
 ) -> Chosen:
-    """The fastest program found in so many seconds; more than those only to find one at all."""
+    """The fastest program found in so many seconds; more than those only to find one at all. `fixed`: state is already where these say.
+    `takes`: what whoever runs updates holds on the device for them all the time, and of host memory in all."""
     units = state_units(menu.problem.graph, menu.homes)
     if not units:
         return choose(menu, tiers=tiers, min_sent_bytes=min_sent_bytes, on_trial=on_trial)
     menu = compact(menu)
     units = state_units(menu.problem.graph, menu.homes)
-    search = _Search(menu, units, update, tiers, min_sent_bytes, time.monotonic() + seconds, on_trial)
-    return search.run()
+    search = _Search(menu, units, update, tiers, min_sent_bytes, time.monotonic() + seconds, takes, on_trial)
+    return search.run() if fixed is None else search.around(fixed)
 
 
 class _Search:
@@ -63,12 +67,15 @@ class _Search:
         tiers: Sequence[str],
         min_sent_bytes: int,
         deadline: float,
+        takes: Callable[[Mapping[str, Placement]], tuple[int, int]],
         on_trial: Callable[[], None],
     ) -> None:
+        self.takes = takes
         self.menu, self.units, self.update = menu, units, update
         self.tiers, self.min_sent_bytes, self.deadline, self.on_trial = tiers, min_sent_bytes, deadline, on_trial
         self.tried: dict[tuple[Split, bool], Chosen | None] = {}
         self.least_bytes: int | None = None
+        self.lacks: dict[str, int] = {}  # below the device: what a plan would have taken of a tier
         self.balance = self._balance()
 
     def _balance(self) -> float:
@@ -87,9 +94,11 @@ class _Search:
             return alone
         for state in reversed(numbers[1:]):  # from the most room on, so that something is found
             self._try(Split(state, 0, self.balance))
-        if self._best() is None:
-            for parameters in reversed(numbers[1:]):
-                self._try(Split(count, parameters, self.balance))
+        for streamed in (self.balance, 0.0):  # what passes through the device takes room there, too
+            if self._best() is None:
+                self._try(Split(count, 0, streamed))
+                for parameters in reversed(numbers[1:]):
+                    self._try(Split(count, parameters, streamed))
         if self._best() is None:
             self._refuse()
         self._descend()
@@ -98,6 +107,13 @@ class _Search:
         if alone is not None and best[1].seconds > alone.seconds * WORTH_IT:
             return alone
         return best[1]
+
+    def around(self, states: Mapping[str, Placement]) -> Chosen:
+        """Activations around state that stays where it is."""
+        found = [chosen for tiers in ((), self.tiers) if (chosen := self._with(states, tiers)) is not None]
+        if not found:
+            self._refuse()
+        return min(found, key=lambda chosen: chosen.seconds)
 
     def _descend(self) -> None:
         """From the best so far: other shares of streamed updates, then ever smaller changes of both numbers."""
@@ -129,7 +145,7 @@ class _Search:
     def _try(self, split: Split) -> Chosen | None:
         """With and without sending activations: the link may have better things to do."""
         for sends in (False, True) if self.tiers else (False,):
-            if (split, sends) in self.tried:
+            if (split, sends) in self.tried or (sends and self._keeps_everything(split)):
                 continue
             if time.monotonic() > self.deadline and self._best() is not None:
                 break
@@ -137,13 +153,36 @@ class _Search:
         found = [chosen for sends in (False, True) if (chosen := self.tried.get((split, sends))) is not None]
         return min(found, key=lambda chosen: chosen.seconds) if found else None
 
+    def _keeps_everything(self, split: Split) -> bool:
+        """Whether no activation is recomputed without sending any: then there is nothing to gain."""
+        chosen = self.tried.get((split, False))
+        return chosen is not None and chosen.program.calls == keep_everything(self.menu).calls
+
     def _planned(self, split: Split, tiers: Sequence[str]) -> Chosen | None:
+        short = 0
+        for _ in self.units:
+            states = self.states(split, short)
+            if states is None:
+                return None
+            over = (self.takes(states)[1] if states else 0) - self.menu.problem.machine.capacity("dram")
+            if over <= 0:
+                return self._with(states, tiers)
+            self.lacks["dram"] = over + self.menu.problem.machine.capacity("dram")
+            short += over
+        return None
+
+    def _with(self, states: Mapping[str, Placement], tiers: Sequence[str]) -> Chosen | None:
         self.on_trial()
-        states = self.states(split)
-        if states is None:
-            return None
         light = lighter(self.menu, states)
-        room = self.menu.problem.budget_bytes - (self._passing_bytes(light, states) if states else 0)
+        passing, host = self.takes(states) if states else (0, 0)
+        budget = self.menu.problem.budget_bytes - passing
+        if host > self.menu.problem.machine.capacity("dram"):
+            self.lacks["dram"] = host
+            return None
+        room = budget - (self._passing_bytes(light, states) if states else 0)
+        if budget <= 0:
+            return None
+        menu = with_budget(self.menu, budget)
         for _ in range(CORRECTIONS):
             if room <= 0:
                 return None
@@ -153,17 +192,18 @@ class _Search:
                 self._needs(self.menu.problem.budget_bytes - room + (error.least_bytes or 0))
                 return None
             program = replace(inner.program, states=states, update=self.update) if states else inner.program
-            made = image(self.menu, program)
+            made = image(menu, program)
             try:
                 check_schedule(made.problem, made.schedule)
             except OverCapacity as error:
                 if error.tier != made.problem.device_tier:
+                    self.lacks[error.tier] = error.needed_bytes
                     return None
-                room -= error.needed_bytes - self.menu.problem.budget_bytes
+                room -= error.needed_bytes - budget
                 continue
             except InvalidSchedule:
                 return None
-            return _predicted(self.menu, program)
+            return _predicted(menu, program)
         return None
 
     def _passing_bytes(self, light: Menu, states: Mapping[str, Placement]) -> int:
@@ -173,11 +213,14 @@ class _Search:
         device = whole.problem.device_tier
         return max(0, peak_bytes(whole.problem, whole.schedule)[device] - peak_bytes(without.problem, without.schedule)[device])
 
-    def states(self, split: Split) -> dict[str, Placement] | None:
-        """By path, the placements of a split; None if what leaves has no room where it goes."""
+    def states(self, split: Split, short_bytes: int = 0) -> dict[str, Placement] | None:
+        """By path, the placements of a split, with so much less of host memory; None if what leaves has no room where it goes."""
         count = len(self.units)
         machine = self.menu.problem.machine
-        room = {"host": int(machine.capacity("dram") * HOST_SHARE), "nvme": machine.capacity("nvme") if "nvme" in machine.tier_named else 0}
+        room = {
+            "host": int(machine.capacity("dram") * HOST_SHARE) - short_bytes,
+            "nvme": machine.capacity("nvme") if "nvme" in machine.tier_named else 0,
+        }
         found: dict[str, Placement] = {}
         through = 0.0
         for place, unit in enumerate(self.units):
@@ -189,7 +232,10 @@ class _Search:
             wanted = ("host", "nvme") if place >= count - split.parameters else ("device",)
             chosen = self._fitting(options, updates, wanted, unit, room)
             if chosen is None:
+                self.lacks["dram"] = sum(other.state_bytes + other.gradient_bytes for other in self.units)
                 return None
+            if chosen == ON_DEVICE:  # it was to leave
+                self.lacks["dram"] = sum(other.state_bytes + other.gradient_bytes for other in self.units)
             if chosen.update == "streamed" or through >= 1:
                 through -= 1
             if chosen != ON_DEVICE:
@@ -228,20 +274,18 @@ class _Search:
     def _needs(self, nbytes: int) -> None:
         self.least_bytes = nbytes if self.least_bytes is None else min(self.least_bytes, nbytes)
 
-    def _refuse(self) -> None:
-        budget, least = self.menu.problem.budget_bytes, self.least_bytes
-        if least is None or least <= budget:
+    def _refuse(self) -> NoReturn:
+        problem, least = self.menu.problem, self.least_bytes
+        budget = format_bytes(problem.budget_bytes)
+        if self.lacks or least is None:
+            tier, nbytes = min(self.lacks.items(), default=("dram", 0))
+            asked = f"{format_bytes(nbytes)} of {tier}" if nbytes else f"more {tier}"
             raise InfeasibleBudget(
-                f"no plan was found for a budget of {format_bytes(budget)}: what would have to leave the device has no room in host memory or on "
-                "the disk; allow more with host=, name a disk with nvme=, or use a smaller model",
-                least_bytes=least,
+                f"no plan was found for a budget of {budget}: what would have to leave the device needs {asked}, and "
+                f"{format_bytes(problem.machine.capacity(tier))} may be used; allow more with host=, or name a disk with nvme='DIR:200GiB'"
             )
         raise InfeasibleBudget(
-            f"budget {format_bytes(budget)} is below {format_bytes(least)}, what this step needs with everything recomputed and moved away that "
-            f"can be; use at least {exact_bytes(least)}, a smaller batch, or fewer trainable parameters",
+            f"budget {budget} is below {format_bytes(least)}, what this step needs with everything recomputed and moved away that can be; use at "
+            f"least {exact_bytes(least)}, a smaller batch, or fewer trainable parameters",
             least_bytes=least,
         )
-
-
-def homes_away(program: Program) -> bool:
-    return any(place != ON_DEVICE for place in program.states.values())

@@ -136,5 +136,20 @@ def _without_weight(storage: Storage, is_touched: bool) -> Storage:
     return replace(storage, nbytes=0) if is_touched else replace(storage, nbytes=0, role=Role.ACTIVATION, lasting=False)
 
 
+def anew(graph: Graph, paths: Collection[str]) -> Graph:
+    """The step as if gradients of these paths were made anew: they are added up where they wait, not on the device."""
+    found = {s.id for s in graph.storages if s.role is Role.GRAD and s.lasting and owner(s.name.removesuffix(".grad"), paths) is not None}
+    ops = []
+    for op in graph.ops:
+        added = tuple(storage for storage in op.mutates if storage in found and op.phase is Phase.BACKWARD)
+        first = {storage for storage in added if graph.writers[storage][0] == op.id}
+        ops.append(
+            replace(op, mutates=tuple(s for s in op.mutates if s not in first), writes=(*op.writes, *(s for s in added if s in first)))
+            if first
+            else op
+        )
+    return replace(graph, ops=tuple(ops), storages=tuple(replace(s, lasting=s.lasting and s.id not in found) for s in graph.storages))
+
+
 def moves_nothing(states: Mapping[str, Placement]) -> bool:
     return all(place == ON_DEVICE for place in states.values())

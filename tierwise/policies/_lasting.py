@@ -62,7 +62,7 @@ def away(
     device. update: "after" backward and under the next forward, or "backward", each when its gradient is there."""
     frozen = None if parameters is None else Away(processor, state, parameters, host)
     places = {op: Away(processor, state, parameters, host) for op in moved}
-    return placed(problem, base, places, update=update, ahead=ahead, frozen=frozen, earlier=int(update == "after"), later=0)
+    return placed(problem, base, places, update=update, ahead=ahead, frozen=frozen, earlier=int(update == "after"), later=0, lingers=0)
 
 
 def placed(
@@ -76,10 +76,11 @@ def placed(
     parameters: Mapping[int, str] | None = None,
     earlier: int = 2,
     later: int = 2,
+    lingers: int = 1,
 ) -> Schedule:
     """`places` by update. Parameters that nobody updates come and go too where `frozen` says so, or `parameters` by storage. The state of an update
-    is on its way so many updates `earlier` than it runs, and leaves so many `later`."""
-    builder = _Away(problem, base, places, ahead, frozen, parameters or {}, earlier, later)
+    is on its way so many updates `earlier` than it runs, and leaves so many `later`. In backward a parameter `lingers` until so many ops later."""
+    builder = _Away(problem, base, places, ahead, frozen, parameters or {}, earlier, later, lingers)
     return builder.run("after" if update == "after" and problem.cyclic else "end" if update == "after" else "backward")
 
 
@@ -94,8 +95,9 @@ class _Away:
         parameters: Mapping[int, str],
         earlier: int,
         later: int,
+        lingers: int,
     ) -> None:
-        self.earlier, self.later = earlier, later
+        self.earlier, self.later, self.lingers = earlier, later, lingers
         self.problem, self.graph, self.base, self.places = problem, problem.graph, base, places
         self.moved = set(places)
         self.device, self.ahead = problem.device_tier, ahead
@@ -128,7 +130,7 @@ class _Away:
 
     def run(self, when: str) -> Schedule:
         self._gradients_leave()
-        self._parameters_come_and_go()
+        self._parameters_come_and_go(when)
         order = self._order(when)
         updates: list[Step] = []
         if when == "backward":
@@ -181,20 +183,33 @@ class _Away:
             if tier != self.device:
                 self.after.setdefault(self.last_use[storage], []).extend((Copy(storage, self.device, tier), Free(storage, self.device)))
 
-    def _parameters_come_and_go(self) -> None:
+    def _is_elsewhere(self, op: int) -> bool:
+        return self.works_in[self.places[op].processor] != self.device
+
+    def _parameters_come_and_go(self, when: str) -> None:
         computes = [place for place, step in enumerate(self.steps) if isinstance(step, Compute)]
         number = {place: count for count, place in enumerate(computes)}
         uses_of: dict[int, list[int]] = {storage: [] for storage in sorted(self.streamed)}
         for place in computes:
             for storage in self._touched(self.graph.ops[self.steps[place].op]) & uses_of.keys():  # type: ignore[union-attr]
                 uses_of[storage].append(place)
+        # What is updated on the device as backward goes on is there anew by then.
+        hurried = {s for op in self.moved if when == "backward" and not self._is_elsewhere(op) for s in self.graph.ops[op].mutates}
         for storage, uses in uses_of.items():
             free_from = 0
             for stay in _stays(uses, [number[place] for place in uses], self.ahead + 1):
                 comes = computes[max(number[stay[0]] - self.ahead, free_from)]
                 self.before.setdefault(comes, []).append(Copy(storage, self.home[storage][0], self.device))
-                self.after.setdefault(stay[1], []).append(Free(storage, self.device))
-                free_from = min(number[stay[1]] + 1, len(computes) - 1)
+                last = number[stay[1]]
+                if storage not in hurried and self.graph.ops[self.steps[stay[1]].op].phase is Phase.BACKWARD:  # type: ignore[union-attr]
+                    last = self._lingering(computes, last)
+                self.after.setdefault(computes[last], []).append(Free(storage, self.device))
+                free_from = min(last + 1, len(computes) - 1)
+
+    def _lingering(self, computes: Sequence[int], last: int) -> int:
+        """Autograd is done with a region once the next has begun. What waits for it, an update that takes its place, does not wait longer."""
+        ops = [self.graph.ops[self.steps[place].op] for place in computes[last + 1 : last + 1 + self.lingers]]  # type: ignore[union-attr]
+        return last + sum(op.phase is Phase.BACKWARD for op in ops)
 
     def _order(self, when: str) -> list[int]:
         """In program order where one update needs another; else what the next forward needs first, or what is complete first."""
@@ -259,9 +274,11 @@ class _Away:
         found: dict[int, list[Step]] = {}
         for place, op in enumerate(order):
             steps = found[op] = []
-            while results and (
-                results[0][0] + self.later < place or self._touched(self.graph.ops[op]) & self._touched(self.graph.ops[order[results[0][0]]])
-            ):
+            mine = self._touched(self.graph.ops[op])
+            shared = [count for count, (before, _) in enumerate(results) if mine & self._touched(self.graph.ops[order[before]])]
+            for _ in range(max(shared, default=-1) + 1):  # one storage of several parameters
+                steps += results.popleft()[1]
+            while results and results[0][0] + self.later < place:
                 steps += results.popleft()[1]
             for other in coming[op]:
                 steps += self._fetch_state(other, iteration)

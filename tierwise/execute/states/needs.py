@@ -24,7 +24,14 @@ def shelf_bytes(stored: Sequence[Stored], in_turn: int | None) -> list[int]:
     return alone + sorted(others, reverse=True)[:1] * min(in_turn, len(others))
 
 
-def needs_of(stored: Sequence[Stored], by_region: Mapping[str, Sequence[Stored]], order: Sequence[str], ahead: int, in_flight: int | None) -> Needs:
+def needs_of(
+    stored: Sequence[Stored],
+    by_region: Mapping[str, Sequence[Stored]],
+    order: Sequence[str],
+    ahead: int,
+    in_flight: int | None,
+    leaving_bytes: int = LEAVING_BYTES,
+) -> Needs:
     """`order` is the one in which regions run; so many regions `ahead` their parameters come; so many units are updated at once during backward,
     None if that is after it."""
     device = host = parameters = disk = written = 0
@@ -52,7 +59,7 @@ def needs_of(stored: Sequence[Stored], by_region: Mapping[str, Sequence[Stored]]
     largest = [slot.numel * home.unit.dtype.itemsize for home in stored if home.unit.placement.gradients == "host" for slot in home.unit.slots]
     host += 2 * round_up(max(largest, default=0), ALIGNMENT)  # gradients of another batch, on their way to be added
     leaving = sum(home.unit.nbytes for home in stored if home.unit.trained and home.unit.placement.gradients == "host")
-    leaving = min(leaving, LEAVING_BYTES)
+    leaving = min(leaving, leaving_bytes)
     if in_flight is not None:  # gradients that stay are held by updates under way, and by the one that backward fills
         staying = [home.unit.nbytes for home in stored if home.unit.trained and home.unit.placement.update == "streamed" and not home.wants_gradients]
         leaving += sum(sorted(staying, reverse=True)[:in_flight])
@@ -66,5 +73,6 @@ def needs_of(stored: Sequence[Stored], by_region: Mapping[str, Sequence[Stored]]
         parameter_host_bytes=parameters,
         nvme_bytes=disk,
         written_bytes_per_step=written,
+        staging_bytes=STAGING_BUFFERS * staging_bytes(stored),
         window_bytes=max((sum(window[place : place + span]) for place in range(len(window))), default=0),
     )

@@ -19,4 +19,5 @@ class Needs:
     parameter_host_bytes: int  # of pools of their own, one for each region
     nvme_bytes: int
     written_bytes_per_step: int  # to the disk: its wear
+    staging_bytes: int  # of the device's: what streamed updates pass through
     window_bytes: int  # the most that parameters which live elsewhere take on the device at once

@@ -112,6 +112,12 @@ class Residency:
         residence = self._storages.get(id(tensor.untyped_storage())) if self._storages else None
         return tensor if residence is None else _Packed(tensor, residence)
 
+    def bring(self, tensor: torch.Tensor) -> None:
+        """Backward is about to read a tensor that it saved: if that is a parameter, it is there."""
+        residence = self._storages.get(id(tensor.untyped_storage())) if self._storages else None
+        if residence is not None:
+            residence.arrive()
+
     def unpack(self, packed: Any) -> torch.Tensor:
         if not isinstance(packed, _Packed):
             return packed  # type: ignore[no-any-return]

@@ -31,7 +31,7 @@ from .arithmetic import Arithmetic, Formula, Torchs
 from .checkpoint import Checkpoints
 from .driver import Driver, watch
 from .facade import Facade
-from .gradients import Gradient, Shelf, Traffic
+from .gradients import LEAVING_BYTES, Gradient, Shelf, Traffic
 from .guards import unguard
 from .homes import DiskChunks, HostFlat, Ring, chunk_bytes
 from .ledger import Ledger, stored_of
@@ -57,6 +57,7 @@ class States:
     source           values for parameters by name, such as a checkpoint that is mapped into memory
     ahead            how many regions' parameters come before they are needed
     units_in_flight  with update="backward", how many units may hold gradients for their update at once: backward waits for slower updates
+    leaving_bytes    how much device memory gradients on their way out may hold before compute waits for one of them
     threads, cpus    of the host, for updates: how many, by default all cores but one, and on which processors; passes.best_host measures both
     """
 
@@ -77,6 +78,7 @@ class States:
         compiled: bool = True,
         stream_chunk_elements: int = STREAM_CHUNK_ELEMENTS,
         cpu_chunk_elements: int = CPU_CHUNK_ELEMENTS,
+        leaving_bytes: int = LEAVING_BYTES,
     ) -> None:
         if update not in WHENS:
             raise UnknownName("time of updates", update, WHENS)
@@ -86,6 +88,7 @@ class States:
         self.update, self.masters, self.ahead = update, masters, ahead
         self.units_in_flight = max(1, units_in_flight) if update == "backward" else len(list(model.parameters()))
         self.steps = 0
+        self._leaving_bytes = leaving_bytes
         sizes = {"stream_chunk_elements": stream_chunk_elements, "cpu_chunk_elements": cpu_chunk_elements}
         self.stored = [stored_of(unit, optimizer, masters) for unit in units_of(model, optimizer, placements, **sizes)]
         self._threads, self._cpus, self._compiled = threads, cpus, compiled
@@ -113,7 +116,7 @@ class States:
 
     def needs(self) -> Needs:
         """What all of this will take; ask before the pool and the store are made."""
-        return needs_of(self.stored, self._by_region, self.residency.order, self.ahead, self._blocks_in_turn())
+        return needs_of(self.stored, self._by_region, self.residency.order, self.ahead, self._blocks_in_turn(), self._leaving_bytes)
 
     def install(self, *, pool: HostPool | None = None, store: NvmeStore | None = None, drive: bool = True) -> None:
         """Take everything to its home. With `drive`, hooks on the modules say when regions run; otherwise whoever runs them says it."""
@@ -122,7 +125,7 @@ class States:
         self._updates = Updates(self.device, pool, self._arithmetic(), self.stored)
         try:
             if pool is not None:
-                self._traffic = Traffic(self.device, pool, self._updates.host_lane)
+                self._traffic = Traffic(self.device, pool, self._updates.host_lane, leaving_bytes=self._leaving_bytes)
                 self._shelf = Shelf(pool)
                 for nbytes in shelf_bytes(self.stored, self._blocks_in_turn()):
                     self._shelf.add(nbytes)
@@ -243,6 +246,15 @@ class States:
 
     def unpack(self, packed: Any) -> torch.Tensor:
         return self.residency.unpack(packed)
+
+    def bring(self, tensor: torch.Tensor) -> None:
+        """A tensor that was saved for backward is about to be read; if it is a parameter, it is there."""
+        self.residency.bring(tensor)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Modules whose parameters these are."""
+        return tuple(self._by_region)
 
     def make_room(self) -> None:
         """The device is full: give back what is not needed now."""

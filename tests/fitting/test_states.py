@@ -1,0 +1,194 @@
+"""Activations and lasting state in one budget, on the null device: the same losses and parameters to the bit, and the budget held."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from fitting.training import Tower, equal, fitting
+from torch import nn
+
+from tierwise.errors import BadInput, InfeasibleBudget, OutOfHostMemory, UnknownName
+from tierwise.execute.null_device import NullDevice
+from tierwise.fitting import plan_of
+
+ROWS = 64
+KIB = 1 << 10
+
+
+class Wide(Tower):
+    """A tower whose parameters outweigh its activations: 33 thousand in each block, 600 KiB in all, and twice that of moments."""
+
+    def __init__(self) -> None:
+        super().__init__(blocks=4)
+        self.enter, self.leave = nn.Linear(8, 64), nn.Linear(64, 4)
+        self.blocks = nn.ModuleList(type(self.blocks[0])(width=64) for _ in range(4))
+
+
+def model_and_optimizer(kind=torch.optim.AdamW):
+    torch.manual_seed(0)
+    model = Wide().train()
+    return model, kind(model.parameters(), lr=0.01)
+
+
+def batch(number: int, rows: int = ROWS):
+    generator = torch.Generator().manual_seed(number)
+    return {"x": torch.randn(rows, 8, generator=generator), "target": torch.randn(rows, 4, generator=generator)}
+
+
+def train(model, optimizer, *, steps=4, clip=False, accumulate=1, scheduler=None):
+    losses = []
+    for number in range(steps):
+        for part in range(accumulate):
+            loss = model(**batch(10 * number + part))
+            loss.backward()
+            losses.append(loss.item())
+        if clip:
+            losses.append(nn.utils.clip_grad_norm_(model.parameters(), 0.05).item())
+        optimizer.step()
+        optimizer.zero_grad()
+        if scheduler is not None:
+            scheduler.step()
+    return losses
+
+
+def untouched(**options):
+    model, optimizer = model_and_optimizer()
+    losses = train(model, optimizer, **options)
+    return losses, model.state_dict(), optimizer.state_dict()
+
+
+def homes(model) -> set[tuple[str, str, str]]:
+    return {(place.state, place.update, place.parameters) for place in plan_of(model).program.states.values()}
+
+
+@pytest.mark.parametrize("update", ["after", "backward"])
+@pytest.mark.parametrize(
+    "budget",
+    [1400 * KIB, 760 * KIB],  # moments leave; parameters too
+)
+def test_the_same_bits_within_the_budget(update, budget):
+    losses, weights, state = untouched()
+    model, optimizer = model_and_optimizer()
+    device = NullDevice(1 << 30)
+    with fitting(model, optimizer=optimizer, budget=budget, update=update, device=device):
+        assert train(model, optimizer) == losses
+        assert plan_of(model).program.states
+        assert device.memory().peak_allocated_bytes <= plan_of(model).peak_bytes <= budget
+        assert equal(optimizer.state_dict()["state"], state["state"])
+        assert equal(dict(model.state_dict()), dict(weights))
+    assert equal(dict(model.state_dict()), dict(weights))  # and after it was given back
+    assert equal(optimizer.state_dict()["state"], state["state"])
+
+
+def test_parameters_leave_when_their_moments_are_not_enough():
+    model, optimizer = model_and_optimizer()
+    with fitting(model, optimizer=optimizer, budget=760 * KIB):
+        train(model, optimizer, steps=1)
+        assert any(parameters == "host" for *_, parameters in homes(model))
+        words = plan_of(model).summary()
+        assert "optimizer state of a module lives in host memory" in words and "come when it runs" in words
+
+
+def test_clipping_accumulation_schedulers_and_evaluation_in_between():
+    def loop(model, optimizer):
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        seen = train(model, optimizer, steps=2, clip=True, accumulate=2, scheduler=scheduler)
+        with torch.no_grad():
+            seen.append(model(**batch(99)).item())
+        return [*seen, *train(model, optimizer, steps=2, clip=True, accumulate=2, scheduler=scheduler)]
+
+    expected = loop(*model_and_optimizer())
+    model, optimizer = model_and_optimizer()
+    with fitting(model, optimizer=optimizer, budget=760 * KIB):
+        assert loop(model, optimizer) == expected
+        assert plan_of(model).program.states
+
+
+def test_another_batch_runs_around_the_state_as_it_is_and_a_large_one_makes_it_move():
+    def loop(model, optimizer, sizes):
+        for rows in sizes:
+            loss = model(**batch(rows, rows))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            yield loss.item()
+
+    expected = list(loop(*model_and_optimizer(), (64, 32, 64, 160)))
+    model, optimizer = model_and_optimizer()
+    with fitting(model, optimizer=optimizer, budget=1200 * KIB) as found:
+        assert list(loop(model, optimizer, (64, 32, 64))) == expected[:3]
+        assert len(found.plans) == 2
+        placed = found.lasting.placements
+        assert all(plan.program.states == placed for plan in found.plans.values())
+        assert list(loop(model, optimizer, (160,))) == expected[3:]
+        assert len(found.plans) == 1 and found.lasting.placements != placed
+
+
+def test_on_the_disk_where_host_memory_is_too_small(tmp_path):
+    losses, weights, _ = untouched(steps=2)
+    model, optimizer = model_and_optimizer()
+    with fitting(model, optimizer=optimizer, budget=900 * KIB, host="3MiB", nvme=f"{tmp_path}:16MiB"):
+        assert train(model, optimizer, steps=2) == losses
+        assert "nvme" in {state for state, *_ in homes(model)}
+    assert equal(dict(model.state_dict()), dict(weights))
+    assert not list(tmp_path.iterdir())
+
+
+def test_masters_are_kept_wherever_the_state_is():
+    """bf16 parameters with fp32 masters: one formula, so placements do not change a bit."""
+
+    def run(budget):
+        model, optimizer = model_and_optimizer()
+        model.bfloat16()
+        seen = []
+        with fitting(model, optimizer=optimizer, budget=budget, masters="fp32"):
+            for number in range(3):
+                loss = model(**{name: value.bfloat16() for name, value in batch(number).items()})
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                seen.append(loss.item())
+            state = copy.deepcopy(optimizer.state_dict())
+            moved = bool(plan_of(model).program.states)
+        return seen, dict(model.state_dict()), state["state"], moved
+
+    (*expected, kept), (*found, moved) = run(8 << 20), run(900 * KIB)
+    assert not kept and moved
+    assert equal(found, expected)
+    assert found[2][0]["master"].dtype == torch.float32
+
+
+def test_a_saved_training_goes_on_in_another_budget():
+    expected = untouched(steps=4)
+    model, optimizer = model_and_optimizer()
+    with fitting(model, optimizer=optimizer, budget=760 * KIB):
+        train(model, optimizer, steps=2)
+        saved = copy.deepcopy((dict(model.state_dict()), optimizer.state_dict()))
+    model, optimizer = model_and_optimizer()
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    with fitting(model, optimizer=optimizer, budget=1400 * KIB):
+        losses = []
+        for number in (2, 3):
+            loss = model(**batch(10 * number))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        assert losses == expected[0][2:]
+        assert equal(dict(model.state_dict()), dict(expected[1]))
+
+
+def test_what_cannot_be_done_is_said():
+    model, optimizer = model_and_optimizer()
+    with fitting(model, optimizer=optimizer, budget=100 * KIB), pytest.raises(InfeasibleBudget, match="is too small for this step"):
+        train(model, optimizer, steps=1)
+    with fitting(model, optimizer=optimizer, budget=900 * KIB, host="64KiB"), pytest.raises((InfeasibleBudget, OutOfHostMemory), match="host"):
+        train(model, optimizer, steps=1)
+    with fitting(model, optimizer=optimizer, budget=900 * KIB, verify=True), pytest.raises(BadInput, match="verify=True runs the step twice"):
+        train(model, optimizer, steps=1)
+    with pytest.raises(UnknownName), fitting(model, optimizer=optimizer, budget=900 * KIB, update="before"):
+        pass
+    assert train(model, optimizer) == untouched()[0]  # after all of it the model is as it was

@@ -1,0 +1,71 @@
+"""What the lasting state of each part of a model can choose from: whose state and parameters may leave the device, and where updates may run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from ..execute.states.torchs import is_piecewise
+from ..ir import ON_DEVICE, Graph, Placement
+
+MOVABLE = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def homes_of(
+    model: nn.Module, graph: Graph, optimizer: torch.optim.Optimizer | None, *, masters: str | None, update: str, disk: bool
+) -> dict[str, tuple[Placement, ...]]:
+    """By module path, in the order they run. Without an optimizer of torch's nothing is known of updates, so nothing moves."""
+    if optimizer is None or not type(optimizer).__module__.startswith("torch.optim"):
+        return {}
+    trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    regions = list(dict.fromkeys(call.module for call in graph.calls if call.module))
+    found: dict[str, list[nn.Parameter]] = {path: [] for path in regions}
+    for parameter, known_as in names.items():
+        path = next((path for path in _above(known_as[0]) if path in found), None)
+        if path is None:
+            path = known_as[0].rpartition(".")[0]
+            if not path:
+                continue  # of the model itself: there is no module whose call would tell when it is needed
+        found.setdefault(path, []).append(parameter)
+    pieces = masters == "fp32" or is_piecewise(optimizer)
+    homes = {}
+    for path, parameters in found.items():
+        if not parameters or any(parameter.dtype not in MOVABLE for parameter in parameters) or _is_sparse(model.get_submodule(path)):
+            continue
+        alone = all(len(names[parameter]) == 1 for parameter in parameters)
+        homes[path] = _placements(any(parameter in trained for parameter in parameters), alone, pieces, update, disk)
+    return homes
+
+
+def _above(name: str) -> Sequence[str]:
+    """The modules a parameter is in, the innermost first."""
+    parts = name.split(".")[:-1]
+    return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+
+
+def _placements(trained: bool, alone: bool, pieces: bool, update: str, disk: bool) -> tuple[Placement, ...]:
+    """From the most on the device to the least. Parameters that several modules share stay, since each needs them at its own time."""
+    homes = ("device", *(("host",) if alone else ()))
+    if not trained:
+        return tuple(Placement(parameters=home) for home in homes)
+    # What is updated after backward waits for that in host memory: on the device it would weigh as much as the parameters.
+    waits = "host" if update == "after" else "device"
+    found = [ON_DEVICE]
+    for home in homes:
+        found.append(Placement("host", "cpu", home, "host"))
+        if pieces:
+            found.append(Placement("host", "streamed", home, waits))
+            if disk:
+                found.append(Placement("nvme", "cpu", home, "host"))
+    if pieces and disk and alone:
+        found.append(Placement("nvme", "cpu", "nvme", "host"))
+    return tuple(found)
+
+
+def _is_sparse(module: nn.Module) -> bool:
+    return any(getattr(part, "sparse", False) for part in module.modules())

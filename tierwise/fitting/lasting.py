@@ -1,0 +1,122 @@
+"""Lasting state under a fitted model: placed where a plan says, kept there by later plans, and given back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+
+from ..errors import OutOfHostMemory
+from ..execute.below import Below
+from ..execute.host_pool import HostPool
+from ..execute.session import Session
+from ..execute.states import States
+from ..execute.states.gradients import LEAVING_BYTES
+from ..execute.states.units import STREAM_CHUNK_ELEMENTS
+from ..ir import ON_DEVICE, Placement, Program
+
+PASSING_SHARE = 50  # of the budget, one part in so many for gradients that leave, and for state that is streamed
+STREAMED_BYTES = 3 * (12 + 2 + 2)  # on the device for each element of a chunk: three buffers of state, gradient and parameter
+
+
+class Lasting:
+    """Where parameters, gradients and optimizer state are; torch's own business until a plan moves something or masters are asked for."""
+
+    def __init__(
+        self, session: Session, below: Below, optimizer: torch.optim.Optimizer | None, masters: str | None, update: str, budget_bytes: int
+    ) -> None:
+        share = budget_bytes // PASSING_SHARE
+        self._leaving_bytes = min(LEAVING_BYTES, share)
+        self._chunk_elements = max(1, min(STREAM_CHUNK_ELEMENTS, share // STREAMED_BYTES))
+        self._session, self._below, self._optimizer = session, below, optimizer
+        self._masters, self._update = masters, update
+        self._pool: HostPool | None = None
+        self._reserved = (0, 0)
+        self.placements: dict[str, Placement] | None = None  # once something was placed
+
+    @property
+    def states(self) -> States | None:
+        return self._session.states
+
+    def takes(self, states: Mapping[str, Placement]) -> tuple[int, int]:
+        """What updates and gradients on their way hold on the device, beyond what they read and write there; and all of it in host memory."""
+        needs = self._states(_away(states)).needs()
+        return needs.staging_bytes + needs.leaving_bytes, needs.host_bytes + needs.parameter_host_bytes
+
+    def _states(self, placements: Mapping[str, Placement]) -> States:
+        return States(
+            self._session.model, self._optimizer, placements, self._session.device, update=self._update, masters=self._masters,
+            leaving_bytes=self._leaving_bytes, stream_chunk_elements=self._chunk_elements,
+        )  # fmt: skip
+
+    def differs(self, program: Program) -> bool:
+        wanted = _away(program.states)
+        if self.placements is None:
+            return bool(wanted) or (self._masters is not None and self._optimizer is not None)
+        return wanted != self.placements
+
+    def place(self, program: Program) -> None:
+        """Take everything to its home; whatever was placed before is brought back first."""
+        self.close()
+        wanted = _away(program.states)
+        device = self._session.device
+        states = self._states(wanted)
+        needs = states.needs()
+        self._below.reserve(needs.host_bytes + needs.parameter_host_bytes, 0)
+        self._reserved = needs.host_bytes + needs.parameter_host_bytes, 0
+        try:
+            if needs.host_bytes:
+                self._pool = HostPool(needs.host_bytes, device, pinned_limit_bytes=self._below.pinned_left_bytes)
+                self._below.reserve(0, self._pool.pinned_bytes)
+                self._reserved = self._reserved[0], self._pool.pinned_bytes
+            states.install(pool=self._pool, store=self._below.disk() if needs.nvme_bytes else None, drive=False)
+        except BaseException:
+            self._give_back()
+            raise
+        self._session.place(states)
+        self.placements = wanted
+
+    def unguarded(self) -> contextlib.AbstractContextManager[None]:
+        """Parameters as plain ones, for whoever looks at the model without reading them."""
+        return contextlib.nullcontext() if self.states is None else self.states.unguarded()
+
+    def close(self) -> None:
+        """State and parameters back to where they came from."""
+        states = self.states
+        try:
+            if states is not None:
+                states.close()
+        finally:
+            self._session.place(None)
+            self.placements = None
+            self._give_back()
+
+    def _give_back(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+        (host, pinned), self._reserved = self._reserved, (0, 0)
+        with contextlib.suppress(OutOfHostMemory):  # never: less than nothing is asked for
+            self._below.reserve(-host, -pinned)
+
+
+def _away(states: Mapping[str, Placement]) -> dict[str, Placement]:
+    return {path: place for path, place in states.items() if place != ON_DEVICE}
+
+
+def words_of(states: Mapping[str, Placement], update: str) -> list[str]:
+    """What was decided, for people."""
+    places = _away(states).values()
+    found = []
+    where = {"host": "in host memory", "nvme": "on the disk"}
+    how = {"cpu": "is updated on the CPU", "streamed": "is updated on the device, through which it passes"}
+    when = {"after": "after backward and under the next forward", "backward": "as gradients arrive in backward"}
+    kinds = Counter((place.state, place.update) for place in places if place.update != "device")
+    for (state, kind), count in sorted(kinds.items()):
+        found.append(f"{count} × optimizer state of a module lives {where[state]} and {how[kind]}, {when[update]}")
+    homes = Counter(place.parameters for place in places if place.parameters != "device")
+    for home, count in sorted(homes.items()):
+        found.append(f"{count} × parameters of a module live {where[home]} and come when it runs")
+    return found
