@@ -77,3 +77,12 @@ def test_the_least_budget_works():
 def test_unknown_solver():
     with pytest.raises(BadInput, match="solver 'gurobi'; give one of auto, exact, gaps"):
         plan(chain(2), "poet", solver="gurobi")
+
+
+def test_a_host_that_is_too_small_is_not_used():
+    # Within 40 bytes two activations would be paged, and the host has room for one: everything is dropped instead, and less cannot be done.
+    problem = chain(4, on=machine(hbm=40, dram=10))
+    assert peak_bytes(problem, plan(problem, "poet", solver="gaps"))["dram"] == 0
+    with pytest.raises(InfeasibleBudget) as refusal:
+        plan(problem.with_budget(35), "poet", solver="gaps")
+    assert refusal.value.least_bytes == 40

@@ -87,7 +87,8 @@ class _Search:
         self.why = "use a larger budget"
 
     def offer(self, schedule: Schedule, note: str) -> None:
-        if peak_bytes(self.problem, schedule)[self.problem.device_tier] > self.problem.budget_bytes:
+        peaks = peak_bytes(self.problem, schedule)
+        if any(peaks[tier.name] > tier.capacity_bytes for tier in self.problem.machine.tiers):
             return
         seconds = simulate(self.problem, schedule).seconds
         if seconds < self.best_seconds:
@@ -140,11 +141,13 @@ class _Search:
         return found if found is not None else sum(s.nbytes for s in self.problem.graph.storages)
 
     def _swap_everything(self) -> int:
-        """The last resort, and the bytes it takes."""
+        """The last resort, and the bytes it takes of the device; all there are, where the other tier has no room for it."""
         graph = self.problem.graph
         idle = [
             gap for gap in gaps(self.problem) if not gap.wraps and not graph.storages[gap.storage].lasting and gap.storage not in graph.consumed_by
         ]
         schedule = build(self.problem, [Swap(gap.storage, self.tier, gap.start + 1, gap.start + 1, gap.end) for gap in idle])
         self.offer(schedule, "everything idle is swapped, and the device waits")
-        return peak_bytes(self.problem, schedule)[self.problem.device_tier]
+        peaks = peak_bytes(self.problem, schedule)
+        has_room = peaks[self.tier] <= self.problem.machine.capacity(self.tier)
+        return peaks[self.problem.device_tier] if has_room else sum(s.nbytes for s in graph.storages)
