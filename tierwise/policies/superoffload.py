@@ -19,7 +19,7 @@ from ._lasting import away, movable
 
 DECIDES = "which updates run on the cpu, during backward"
 FIDELITY = "like"
-EXECUTABLE = "simulated only: fit runs updates where the model is; execute/states runs them elsewhere, with homes given by hand"
+EXECUTABLE = True
 EXACTNESS = "exact if gradients are neither clipped nor scaled before the update"
 REQUIRES = {"dram", "cpu"}
 

@@ -19,7 +19,7 @@ from ._lasting import away, movable
 
 DECIDES = "parameters and optimizer state in host memory and on disk"
 FIDELITY = "faithful"
-EXECUTABLE = "simulated only: fit runs updates where the model is; execute/states runs them elsewhere, with homes given by hand"
+EXECUTABLE = True
 REQUIRES = {"dram", "nvme", "cpu"}
 PARAMETERS = ("auto", "device", "dram", "nvme")
 

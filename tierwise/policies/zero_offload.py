@@ -17,7 +17,7 @@ from ..ir import Compute, Copy, Free, Op, Phase, Problem, Role, Schedule, Step
 
 DECIDES = "update on the cpu"
 FIDELITY = "faithful"
-EXECUTABLE = "simulated only: fit runs updates where the model is; execute/states runs them elsewhere, with homes given by hand"
+EXECUTABLE = True
 REQUIRES = {"dram", "cpu"}
 
 
