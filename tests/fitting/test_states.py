@@ -7,8 +7,10 @@ import copy
 import pytest
 import torch
 from fitting.training import Tower, equal, fitting
+from safetensors.torch import save_file
 from torch import nn
 
+import tierwise
 from tierwise.errors import BadInput, InfeasibleBudget, OutOfHostMemory, UnknownName
 from tierwise.execute.null_device import NullDevice
 from tierwise.fitting import plan_of
@@ -179,6 +181,22 @@ def test_a_saved_training_goes_on_in_another_budget():
             losses.append(loss.item())
         assert losses == expected[0][2:]
         assert equal(dict(model.state_dict()), dict(expected[1]))
+
+
+def test_a_model_without_values_is_read_from_a_checkpoint_module_by_module(tmp_path):
+    losses, weights, _ = untouched(steps=2)
+    source, _ = model_and_optimizer()
+    save_file(dict(source.state_dict()), tmp_path / "model.safetensors")
+    with torch.device("meta"):
+        model = Wide().train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    device = NullDevice(1 << 30)
+    with fitting(model, optimizer=optimizer, budget=760 * KIB, weights=tmp_path, device=device):
+        assert train(model, optimizer, steps=2) == losses
+        assert plan_of(model).program.states and device.memory().peak_allocated_bytes <= 760 * KIB
+    assert equal(dict(model.state_dict()), dict(weights))
+    with pytest.raises(BadInput, match="the model is on meta"):
+        tierwise.fit(Wide().to("meta"), budget=760 * KIB)
 
 
 def test_what_cannot_be_done_is_said():

@@ -8,6 +8,7 @@ tierwise.release(model)
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -44,7 +45,8 @@ def fit(
     masters: str | None = None,
     update: str = "after",
     example: Any = None,
-    device: Device | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    device: Device | torch.device | str | None = None,
     machine: Machine | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Any:
@@ -59,6 +61,8 @@ def fit(
     masters   "fp32": the optimizer works on fp32 copies of bf16 or fp16 parameters, with fp32 state; by default on the parameters as they are
     update    when state that does not fit on the card is updated: "after" backward and under the next forward, exact whatever the loop does in
               between; "backward": as gradients arrive, for loops that do nothing between backward and step
+    weights   a .safetensors file or a folder of them: values for parameters, read module by module as they go to where they live
+    device    "cuda" for a model that is still on the CPU, or on the meta device with weights=: it is never whole on the card unless it fits
     example   a batch (a mapping for model(**batch), a tuple for model(*batch)) to plan with now rather than at the first step
     """
     log_level_from_environment()
@@ -67,7 +71,7 @@ def fit(
     trained = inside(model)
     if session_of(trained) is not None:
         raise BadInput("the model is already under tierwise.fit; call tierwise.release(model) first")
-    here = device or device_of(trained)
+    here = device if isinstance(device, Device) else device_of(trained, device)
     settings = Settings(
         budget_bytes=_free_bytes(here) if budget is None else parse_bytes(budget, of=here.capacity_bytes),
         host_bytes=None if host is None else parse_bytes(host),
@@ -78,10 +82,11 @@ def fit(
         verify=verify,
         masters=masters,
         update=_one_of("update", update, ("after", "backward")),
+        weights=weights,
     )
     on = machine or machine_of(here)
     with set_aside(model) as aside:
-        fitted = Fitted(trained, plain_optimizer(optimizer), here, on, settings, progress or Teller(), closes_device=device is None)
+        fitted = Fitted(trained, plain_optimizer(optimizer), here, on, settings, progress or Teller(), closes_device=here is not device)
         aside.belongs_to(fitted)
     if example is not None:
         try:

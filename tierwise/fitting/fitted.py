@@ -56,6 +56,7 @@ class Settings:
     verify: bool = False
     masters: str | None = None
     update: str = "after"
+    weights: str | os.PathLike[str] | None = None
 
 
 class Fitted:
@@ -87,7 +88,7 @@ class Fitted:
             disk=settings.nvme,
             progress=progress,
         )
-        self.lasting = Lasting(self.session, self.below, optimizer, settings.masters, settings.update, settings.budget_bytes)
+        self.lasting = Lasting(self.session, self.below, optimizer, settings.masters, settings.update, settings.budget_bytes, settings.weights)
         self.meter = Meter(self)
         self._progress = progress
         self._tell = getattr(progress, "over", lambda sentence="": None)
@@ -220,6 +221,7 @@ class Fitted:
                 accumulation=has_gradients(self._parameters),
                 masters=self.settings.masters,
                 codes=self._codes,
+                at_hand=self.lasting.at_hand,
                 progress=self._progress,
             )
         graph, placed = found.menu.problem.graph, self.lasting.placements

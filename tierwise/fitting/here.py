@@ -23,19 +23,27 @@ BOUNCE_BYTES = 64 << 20
 _NULL_RATE = 4e9  # bytes a second of the null device's copies: a memcpy in a thread
 
 
-def device_of(model: nn.Module) -> Device:
-    """The card the model's parameters are on; the CPU in the place of one where they are on the CPU."""
+def device_of(model: nn.Module, wanted: torch.device | str | None = None) -> Device:
+    """The card that was asked for, or on which the model's parameters are; the CPU in the place of one where they are on the CPU."""
+    if wanted is not None:
+        return _device(torch.device(wanted))
     places = {parameter.device for parameter in model.parameters()}
     if not places:
         raise BadInput("the model has no parameters, so there is nothing to train and nothing to fit")
     if len(places) > 1:
         raise BadInput(f"the model's parameters are on {', '.join(sorted(map(str, places)))}; move it to one device first: model.to('cuda')")
-    (place,) = places
+    return _device(*places)
+
+
+def _device(place: torch.device) -> Device:
     if place.type == "cuda":
-        return CudaDevice(place.index)
+        return CudaDevice(torch.cuda.current_device() if place.index is None else place.index)
     if place.type == "cpu":
         return NullDevice(available_host_bytes())
-    raise BadInput(f"the model is on {place}; Tierwise works on CUDA devices, and on the CPU in the place of one: model.to('cuda')")
+    raise BadInput(
+        f"the model is on {place}; Tierwise works on CUDA devices, and on the CPU in the place of one: model.to('cuda'), or device='cuda' for a "
+        "model that is to be brought there"
+    )
 
 
 def machine_of(device: Device) -> Machine:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
+from torch import nn
 
 from ..errors import OutOfHostMemory
 from ..execute.below import Below
@@ -14,6 +16,7 @@ from ..execute.host_pool import HostPool
 from ..execute.session import Session
 from ..execute.states import States
 from ..execute.states.gradients import LEAVING_BYTES
+from ..execute.states.safetensors import Checkpoint
 from ..execute.states.units import STREAM_CHUNK_ELEMENTS
 from ..ir import ON_DEVICE, Placement, Program
 
@@ -25,8 +28,13 @@ class Lasting:
     """Where parameters, gradients and optimizer state are; torch's own business until a plan moves something or masters are asked for."""
 
     def __init__(
-        self, session: Session, below: Below, optimizer: torch.optim.Optimizer | None, masters: str | None, update: str, budget_bytes: int
-    ) -> None:
+        self, session: Session, below: Below, optimizer: torch.optim.Optimizer | None, masters: str | None, update: str,
+        budget_bytes: int, weights: str | os.PathLike[str] | None = None,
+    ) -> None:  # fmt: skip
+        self._source = None if weights is None else Checkpoint(os.fspath(weights))
+        self._comes_from_elsewhere = weights is not None or any(
+            parameter.device != session.device.torch_device for parameter in session.model.parameters()
+        )
         share = budget_bytes // PASSING_SHARE
         self._leaving_bytes = min(LEAVING_BYTES, share)
         self._chunk_elements = max(1, min(STREAM_CHUNK_ELEMENTS, share // STREAMED_BYTES))
@@ -48,13 +56,13 @@ class Lasting:
     def _states(self, placements: Mapping[str, Placement]) -> States:
         return States(
             self._session.model, self._optimizer, placements, self._session.device, update=self._update, masters=self._masters,
-            leaving_bytes=self._leaving_bytes, stream_chunk_elements=self._chunk_elements,
+            source=self._source, leaving_bytes=self._leaving_bytes, stream_chunk_elements=self._chunk_elements,
         )  # fmt: skip
 
     def differs(self, program: Program) -> bool:
         wanted = _away(program.states)
         if self.placements is None:
-            return bool(wanted) or (self._masters is not None and self._optimizer is not None)
+            return bool(wanted) or self._comes_from_elsewhere or (self._masters is not None and self._optimizer is not None)
         return wanted != self.placements
 
     def place(self, program: Program) -> None:
@@ -77,6 +85,31 @@ class Lasting:
             raise
         self._session.place(states)
         self.placements = wanted
+        self._source = None  # from now on values are where they were placed
+
+    @contextlib.contextmanager
+    def at_hand(self, path: str) -> Iterator[None]:
+        """A module's parameters are on the device, for whoever runs or measures it by itself."""
+        if self.states is not None:
+            with self.states.present(path):
+                yield
+            return
+        place = self._session.device.torch_device
+        lent: dict[int, nn.Parameter] = {}
+        replaced: list[tuple[nn.Module, str, nn.Parameter]] = []
+        for module in self._session.model.get_submodule(path).modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                if parameter.device != place:
+                    if id(parameter) not in lent:
+                        made = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device=place).normal_(std=0.02)
+                        lent[id(parameter)] = nn.Parameter(made, requires_grad=parameter.requires_grad)
+                    replaced.append((module, name, parameter))
+                    module._parameters[name] = lent[id(parameter)]
+        try:
+            yield
+        finally:
+            for module, name, parameter in replaced:
+                module._parameters[name] = parameter
 
     def unguarded(self) -> contextlib.AbstractContextManager[None]:
         """Parameters as plain ones, for whoever looks at the model without reading them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ from .apart import adds_in_another_order, hook_inside, set_apart
 MOST_CHOICES = 6
 SMALLEST_SHARE = 0.001  # of the bytes that forward makes
 Progress = Callable[[str], None]
+AtHand = Callable[[str], contextlib.AbstractContextManager[None]]
+"""A module's parameters are on the device, for whoever runs it by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class PreparedMenu:
     menu: Menu
     regions: Mapping[int, RegionCode]
     notes: tuple[str, ...]
+    at_hand: AtHand = lambda path: contextlib.nullcontext()
 
 
 def prepare_menu(
@@ -60,6 +64,7 @@ def prepare_menu(
     accumulation: bool = False,
     masters: str | None = None,
     codes: dict[Any, RegionCode] | None = None,
+    at_hand: AtHand = lambda path: contextlib.nullcontext(),
     progress: Progress = lambda what: None,
 ) -> PreparedMenu:
     """Everything the planner needs to know of `model(**call)` and its backward. What `codes` has of earlier calls is not made again."""
@@ -83,7 +88,8 @@ def prepare_menu(
         args, kwargs = with_numbers(examples[region.id], device)
         progress(f"{region.kind}: what it can save and recompute")
         try:
-            code = _known_code(codes if codes is not None else {}, module, region.example, args, kwargs, examples[region.id], compile)
+            with at_hand(region.example):
+                code = _known_code(codes if codes is not None else {}, module, region.example, args, kwargs, examples[region.id], compile)
         except CannotCapture as error:
             notes.append(f"{region.example} ({region.kind}) runs as it is: {error.reason}")
             continue
@@ -99,7 +105,7 @@ def prepare_menu(
     used = {call.region for call in graph.calls}
     choices = {region: found for region, found in choices.items() if region in used}
     regions = {region: code for region, code in regions.items() if region in used}
-    return PreparedMenu(Menu(Problem(graph, machine, costs), choices), regions, tuple(dict.fromkeys(notes)))
+    return PreparedMenu(Menu(Problem(graph, machine, costs), choices), regions, tuple(dict.fromkeys(notes)), at_hand)
 
 
 def measured(prepared: PreparedMenu, model: nn.Module, wanted: Mapping[int, set[str]], device: Device, progress: Progress) -> PreparedMenu:
@@ -113,12 +119,14 @@ def measured(prepared: PreparedMenu, model: nn.Module, wanted: Mapping[int, set[
             args, kwargs = with_numbers(code.call, device)
             if not is_timed(code.options[name], module, args, kwargs):
                 progress(f"{type(module).__name__}: compiling '{name}'")
-                code.code[name](module, *args, **kwargs)
+                with prepared.at_hand(code.example):
+                    code.code[name](module, *args, **kwargs)
             calls[region, name] = code, module
     for (region, name), (code, module) in calls.items():  # all in a row, so that the device stays warm
         progress(f"{type(module).__name__}: timing '{name}'")
         args, kwargs = with_numbers(code.call, device)
-        times = option_times(code.code[name], module, args, kwargs)
+        with prepared.at_hand(code.example):
+            times = option_times(code.code[name], module, args, kwargs)
         choices[region] = tuple(_with_times(choice, times) if choice.name == name else choice for choice in choices[region])
     for region in wanted:
         known = next((choice for choice in choices[region] if choice.measured), None)
