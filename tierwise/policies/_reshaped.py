@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ..ir import Compute, Copy, Costs, Free, Graph, Machine, Op, Phase, Problem, Schedule, Step
+from ..ir import Compute, Copy, Costs, Free, Graph, Machine, Op, Phase, Problem, Role, Schedule, Step
 from ._lasting import away
 from ._slots import precedences
 
@@ -31,6 +31,7 @@ class Reshaped:
     processor: str = "cpu"
     window_bytes: int = 0  # how much state may be on the device ahead of its update
     lane_share: float = 1.0  # of the links' rates, what the planner may count on
+    parameters_away: bool = False  # parameters of moved updates live in the tier, too, and come for each use
 
     # -- the question -------------------------------------------------------------------------------------------------------------
 
@@ -56,7 +57,7 @@ class Reshaped:
     @cached_property
     def problem(self) -> Problem:
         graph, costs = self.step.graph, self.step.costs
-        weightless = {s for op in (*self.moved, *self.streamed) for s in own_state(graph, op)}
+        weightless = {s for op in (*self.moved, *self.streamed) for s in own_state(graph, op)} | self._parameters
         held = self._held_ahead
         ops = tuple(_together([graph.ops[op] for op in group], place, held[place]) for place, group in enumerate(self.places))
         storages = tuple(replace(s, nbytes=0) if s.id in weightless else s for s in graph.storages)
@@ -107,7 +108,30 @@ class Reshaped:
         return found
 
     @cached_property
+    def _parameters(self) -> set[int]:
+        """Those that only moved updates change."""
+        graph, moved = self.step.graph, set(self.moved)
+        if not self.parameters_away:
+            return set()
+        return {
+            s.id
+            for s in graph.storages
+            if s.role is Role.PARAM and s.lasting and s.nbytes and {*graph.writers[s.id]} and {*graph.writers[s.id]} <= moved
+        }
+
+    @cached_property
     def _held_ahead(self) -> list[int]:
+        """What is on the device for an op that the planner does not know of: state on its way to its update, parameters for this op and the next."""
+        graph, parameters = self.step.graph, self._parameters
+        uses = [{s for op in group for s in graph.ops[op].reads if s in parameters} for group in self.places] if parameters else []
+        state = self._state_ahead
+        if not parameters:
+            return state
+        ahead = [uses[place] | (uses[place + 1] if place + 1 < len(uses) else set()) for place in range(len(uses))]
+        return [held + sum(graph.storages[s].nbytes for s in ahead[place]) for place, held in enumerate(state)]
+
+    @cached_property
+    def _state_ahead(self) -> list[int]:
         streamed = set(self.streamed)
         change = [0] * (len(self.places) + 1)
         for place, fetched in self._fetched_before.items():
@@ -146,7 +170,10 @@ class Reshaped:
         home = dict(schedule.home) | {s: (self.tier,) for op in self.streamed for s in own_state(graph, op)}
         found = replace(schedule, steps=tuple(steps), home=home, addresses={})
         if self.moved:
-            found = away(self.step, found, self.moved, update=self.update, state=self.tier, host=self.tier, processor=self.processor)
+            parameters = self.tier if self.parameters_away else None
+            found = away(
+                self.step, found, self.moved, update=self.update, state=self.tier, host=self.tier, processor=self.processor, parameters=parameters
+            )
         return found
 
 

@@ -38,6 +38,10 @@ EXACTNESS = "exact if what happens to gradients before the update is in the grap
 
 SWAPPING = (capuchin.plan, g10.plan)
 BETTER = 1 - 1e-6  # of the seconds so far, to be worth another round
+TURN_SHARE = 0.9  # and for turning knobs, with these
+FLOOR_SHARE, SLOW_OPS = 0.7, 200  # until when others are asked about steps for which they may take seconds
+SLOW = 0.08  # of the time, for one try
+EVERYTHING = 1e9  # more seconds of the cpu than all updates take
 FIRST_SHARE = 0.4  # of the time or tries, for the first guesses
 MOST = 0.95  # of the time, for the search: the answer is judged afterwards
 CPU_STEPS, STREAM_STEPS = (0.2, 0.1, 0.05, 0.025), (0.25, 0.125, 0.06, 0.03)
@@ -49,7 +53,7 @@ MANY_OPS = 2500  # beyond, policies that swap op by op take longer than all the 
 SMALL = 24  # ops, of a step small enough for integer programs
 SMALL_SECONDS = 2.0  # for each of them
 # Quick, and each the best of others somewhere: tried as they are, if there is time.
-FLOOR = ("capuchin", "superoffload", "g10", "checkmate", "rockmate", "tf_swap", "poet")
+FLOOR = ("superoffload", "ratel", "autoswap", "deeptm", "g10", "checkmate", "rockmate", "tf_swap", "poet")
 # For budgets at which nothing of the above has a plan; by how little memory they do with, and how soon they say so.
 LAST_RESORTS = (
     "oc_dnn",
@@ -88,6 +92,7 @@ class Knobs:
     early: bool = False  # updates run right behind their gradients, not at the end
     cpu: float = 0.0  # updates on the cpu, in seconds of the cpu as a share of the step
     during: bool = False  # they run as their gradients arrive, not under the next forward
+    away: bool = False  # the parameters they update live elsewhere, too
     streamed: float = 0.0  # the share of the other updates' state that lives elsewhere and comes when it is used
     window: float = 0.05  # of the budget, for such state ahead of its use
     sent: int = 0  # activations that leave and return
@@ -103,6 +108,7 @@ class _Search:
         self.problem, self.tier, self.processor = problem, tier, processor
         self.began, self.seconds_limit, self.max_tries = time.process_time(), seconds, tries
         self.last_try = 0.0  # seconds that one took
+        self.slow: set[int] = set()  # rules that take too long to be tried again and again
         self.best: Schedule | None = None
         self.best_seconds = math.inf
         self.best_knobs: Knobs | None = None
@@ -113,7 +119,7 @@ class _Search:
         links, device = problem.machine.link_between, problem.device_tier
         self.large = False
         self.can_send = (device, tier) in links and (tier, device) in links
-        self._shapes: dict[tuple[bool, tuple[int, ...], bool, tuple[int, ...], int], _Shape] = {}
+        self._shapes: dict[tuple[bool, tuple[int, ...], bool, bool, tuple[int, ...], int], _Shape] = {}
         self._simulated: dict[tuple[_Shape, int, bool, int, bool], float] = {}
 
     # -- the order of things ------------------------------------------------------------------------------------------------------
@@ -131,6 +137,9 @@ class _Search:
                 self.seconds(starts[-1])
         if len(self.problem.graph.ops) <= SMALL:
             self._solve()
+        for name in () if self.large else FLOOR[:2]:
+            if self.worth_more() and not self.is_over(FIRST_SHARE + 0.2):
+                self.ask(name)
         feasible = sorted((k for k in starts if self.tried.get(k, math.inf) < math.inf), key=self.tried.__getitem__)
         if not fine and not self.large:
             for knobs in [replace(feasible[0], fine=True, rule=rule) for rule in range(len(FIRST_ANSWERS)) if feasible]:
@@ -140,14 +149,14 @@ class _Search:
         for start in feasible[:2]:
             self._turn(start)
         for name in () if self.large else FLOOR:
-            if name not in self.asked and not self.is_over() and (self.best is None or self.worth_more()):
+            if name not in self.asked and not self.is_over(FLOOR_SHARE if ops > SLOW_OPS else 1.0) and (self.best is None or self.worth_more()):
                 self.ask(name)
         if self.best is None:
             self._last_resorts()
 
     def is_over(self, share: float = 1.0) -> bool:
         """Whether this share of what may be spent is spent, or would be with another try and whoever judges the answer."""
-        spent = time.process_time() - self.began + 2 * self.last_try
+        spent = time.process_time() - self.began + (2 * self.last_try if share == 1.0 else 0.0)
         return spent > share * MOST * self.seconds_limit or len(self._simulated) + len(self.asked) >= share * self.max_tries
 
     @cached_property
@@ -179,11 +188,15 @@ class _Search:
                 yield Knobs(early=True, streamed=streamed)
                 if self._movable:
                     yield Knobs(early=True, cpu=0.4, streamed=streamed)
+            if self._movable:
+                yield Knobs(early=True, cpu=EVERYTHING, during=True)
+                yield Knobs(early=True, cpu=EVERYTHING, during=True, away=True)
+                yield Knobs(early=True, cpu=EVERYTHING, during=True, away=True, rule=swapping)
         if not self.large:
             yield Knobs(early=True, rule=swapping)
         if self.best is None:
-            yield Knobs(early=True, rule=swapping + 1)
-            yield Knobs(early=True, streamed=1.0, rule=swapping + 1)
+            yield Knobs(early=True, rule=swapping + len(SWAPPING) - 1)
+            yield Knobs(early=True, streamed=1.0, rule=swapping + len(SWAPPING) - 1)
 
     def _turn(self, knobs: Knobs, *, coarse: bool = True) -> None:
         """Move one number at a time, first by much, then by less, while the step gets shorter."""
@@ -193,7 +206,7 @@ class _Search:
             while improved and self.worth_more():
                 improved = False
                 for turned in self._neighbours(knobs, level):
-                    if self.is_over():
+                    if self.is_over(TURN_SHARE):
                         return
                     if (there := self.seconds(turned)) < here * BETTER:
                         knobs, here, improved = turned, there, True
@@ -207,8 +220,9 @@ class _Search:
                     yield replace(at, sent=sent)
             if at.sent:
                 yield replace(at, dear=not at.dear)
-        for rule in range(len(FIRST_ANSWERS) + (self.can_send and not self.large)):  # of those that swap, capuchin's
-            if rule != at.rule and level < 2:
+        swapping = len(SWAPPING) - 1 if self.can_send and not self.large else 0  # the last is for where nothing else fits
+        for rule in range(len(FIRST_ANSWERS) + swapping):
+            if rule != at.rule and level < 2 and rule not in self.slow:
                 yield replace(at, rule=rule)
         if self.can_send and self._movable:
             for cpu in (at.cpu + CPU_STEPS[level], at.cpu - CPU_STEPS[level]):
@@ -216,6 +230,7 @@ class _Search:
                     yield replace(at, cpu=round(cpu, 3))
             if at.cpu:
                 yield replace(at, during=not at.during)
+                yield replace(at, away=not at.away)
         if self.can_send and self._state_bytes:
             for streamed in (at.streamed + STREAM_STEPS[level], at.streamed - STREAM_STEPS[level]):
                 if 0 <= streamed <= 1:
@@ -235,6 +250,8 @@ class _Search:
                 began = time.process_time()
                 self._simulated[what] = self._simulate(shape, knobs)
                 self.last_try = time.process_time() - began
+                if self.last_try > SLOW * self.seconds_limit:
+                    self.slow.add(knobs.rule)
             self.tried[knobs] = self._simulated[what]
         return self.tried[knobs]
 
@@ -268,12 +285,13 @@ class _Search:
         streamed = evenly(graph, others, knobs.streamed * self._state_of(others))
         window = max(int(knobs.window * self.problem.budget_bytes), max((self._state_of([op]) for op in streamed), default=0)) if streamed else 0
         order = self._early if knobs.early else tuple(range(len(graph.ops)))
-        key = (order == self._early, tuple(moved), knobs.during and bool(moved), streamed, window)
+        key = (order == self._early, tuple(moved), knobs.during and bool(moved), knobs.away and bool(moved), streamed, window)
         if key not in self._shapes:
             self._shapes[key] = _Shape(
                 Reshaped(
                     self.problem, order, tuple(moved), streamed, "backward" if knobs.during else "after", self.tier, self.processor, window,
                     lane_share=max(LEAST_SHARE, 1 - self._busy(moved, streamed)),
+                    parameters_away=knobs.away,
                 ),
                 self.tier,
             )  # fmt: skip
