@@ -52,6 +52,7 @@ NODES = 300
 MANY_OPS = 2500  # beyond, policies that swap op by op take longer than all the rest, and are asked only if there is no other plan
 SMALL = 24  # ops, of a step small enough for integer programs
 SMALL_SECONDS = 2.0  # for each of them
+SMALL_TRIES = 36  # what is found in a step so small is found soon
 # Quick, and each the best of others somewhere: tried as they are, if there is time.
 FLOOR = ("superoffload", "ratel", "autoswap", "deeptm", "g10", "checkmate", "rockmate", "tf_swap", "poet")
 # For budgets at which nothing of the above has a plan; by how little memory they do with, and how soon they say so.
@@ -130,6 +131,8 @@ class _Search:
             self.offer(everything, "everything is kept")
         ops = len(Reshaped(self.problem, self._early).places)
         fine, self.large = ops <= FEW_OPS, ops > MANY_OPS
+        if len(self.problem.graph.ops) <= SMALL:
+            self.max_tries = min(self.max_tries, SMALL_TRIES)
         starts = []
         for knobs in self._starts():
             starts.append(replace(knobs, fine=fine))
