@@ -47,6 +47,7 @@ class Way:
     compiled: bool = False
     shape: str = "3.2B"
     host_bytes: int | None = None
+    fitted: bool = False  # by tierwise.fit, which decides all of it from the budget
 
     @property
     def case(self) -> str:
@@ -68,6 +69,11 @@ def ways() -> list[Way]:
         Way("backward 6 GB, state on disk", 6 * GB, away=1.0, state="nvme", cpu_share=1.0, host_bytes=8 << 30),
         Way(BASELINE, None, "after", on_device=1.0, shape="7B"),
         Way("backward 24 GiB", 24 << 30, away=0.4, shape="7B"),
+        *(Way(f"fit, {budget} GB", budget * GB, fitted=True) for budget in (16, 10, 6)),
+        Way("fit, after, 16 GB", 16 * GB, "after", True, fitted=True),
+        Way("fit, 16 GB", 16 * GB, compiled=True, fitted=True),
+        Way("fit, after, 16 GB", 16 * GB, "after", True, compiled=True, fitted=True),
+        Way("fit, 24 GiB", 24 << 30, shape="7B", fitted=True),
     ]
 
 
@@ -107,7 +113,88 @@ def _in_a_process(command: list[str]) -> dict[str, Any]:
 # -- one row, in its own process -----------------------------------------------------------------------------------------------------------
 
 
+def fitted_row(way: Way, given: argparse.Namespace) -> dict[str, Any]:
+    """The same step under `fit`: what is recomputed, sent and updated where is its decision."""
+    import torch
+
+    import tierwise
+    from tierwise.execute.device import CudaDevice, Device
+    from tierwise.execute.null_device import NullDevice
+    from tierwise.fitting import fitted_of
+
+    device: Device = CudaDevice() if given.device == "cuda" else NullDevice(8 << 30)
+    shape = {name: getattr(given, name) or size for name, size in (LARGE if way.shape == "7B" else SHAPE).items()}
+    llama = _model(shape, given.device, compiled=False)
+    llama.gradient_checkpointing_disable()
+
+    class Step(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.llama = llama
+
+        def forward(self, tokens: Any) -> Any:
+            return _loss(self.llama, tokens)
+
+    model = Step().train()
+    baseline_bytes = _resident_bytes()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, shape["vocab"], (shape["batch"], shape["seq"]), generator=generator).to(device.torch_device)
+    start = time.perf_counter()
+    budget = way.budget_bytes if given.budget is None else given.budget
+    tierwise.fit(
+        model, optimizer, budget=budget, masters="fp32", update=way.update, compile=way.compiled, device=device, example=(tokens,),
+        host=way.host_bytes, progress=lambda what: None,
+    )  # fmt: skip
+    ready_seconds = time.perf_counter() - start
+    plan = tierwise.plan_of(model)
+    if given.cap and budget:
+        device.cap(budget)
+
+    def step() -> Any:
+        loss = model(tokens)
+        loss.backward()
+        if way.clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    def settle() -> None:
+        states = fitted_of(model).lasting.states
+        if states is not None:
+            states.flush()
+        device.synchronize()
+
+    losses = [float(step()) for _ in range(WARM_UPS)]
+    settle()
+    device.reset_peak()
+    exposed = device.exposed_seconds()
+    start = time.perf_counter()
+    for _ in range(given.steps):
+        loss = step()
+    settle()
+    seconds = (time.perf_counter() - start) / given.steps
+    memory = device.memory()
+    return {
+        "seconds": seconds,
+        "predicted_seconds": plan.predicted.seconds,
+        "peak_bytes": memory.peak_allocated_bytes,
+        "predicted_bytes": plan.peak_bytes,
+        "reserved_bytes": memory.peak_reserved_bytes,
+        "exposed_seconds": (device.exposed_seconds() - exposed) / given.steps,
+        "host_bytes": _resident_bytes() - baseline_bytes,
+        "planned_host_bytes": plan.host_bytes,
+        "ready_seconds": ready_seconds,
+        "tokens_per_second": shape["batch"] * shape["seq"] / seconds,
+        "losses": [*losses, float(loss)],
+        "words": "; ".join(plan.words()),
+    }
+
+
 def row(way: Way, given: argparse.Namespace) -> dict[str, Any]:
+    if way.fitted:
+        return fitted_row(way, given)
     import torch
 
     from tierwise.execute.device import CudaDevice, Device
@@ -260,6 +347,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="of the host, for updates; measured if not given")
     parser.add_argument("--cpu-share", type=float, help="of the layers that are not on the device, updated on the cpu; the others are streamed")
     parser.add_argument("--nvme", help="a directory for state on disk")
+    parser.add_argument("--budget", type=int, help="bytes, for rows by fit, instead of their own")
     parser.add_argument("--cap", action="store_true", help="hold the budget: allocations beyond it fail")
     for field in SHAPE:
         parser.add_argument(f"--{field}", type=int)
@@ -268,7 +356,7 @@ def main() -> None:
         print("RES", json.dumps(row(ways()[given.row], given)), flush=True)
         os._exit(0)  # a card is given back faster than tensors
     child = [f"--device={given.device}", f"--steps={given.steps}"] + ["--cap"] * given.cap
-    for name in ("threads", "cpu_share", "nvme", *SHAPE):
+    for name in ("threads", "cpu_share", "nvme", "budget", *SHAPE):
         if getattr(given, name) is not None:
             child.append(f"--{name.replace('_', '-')}={getattr(given, name)}")
     found = run(peers=given.peers, only=given.ways, child=child)

@@ -202,7 +202,8 @@ class Session(Trouble):
 
     def run_as_it_is(self, region: RegionForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The module's own forward; parameters that backward saves may go and come back."""
-        if self.states is None or region.name not in self._placed or not torch.is_grad_enabled():
+        moves = self.states is not None and region.name in self._placed and torch.is_grad_enabled()
+        if self.states is None or not moves or others_hold_saved_tensors():  # who checkpoints brings them by running it again
             return region.plain(region.module, *args, **kwargs)
         with saved_tensors_hooks(self.states.pack, self.states.unpack):
             return region.plain(region.module, *args, **kwargs)

@@ -99,7 +99,7 @@ class Plan:
             f"{format_seconds(self.keep_all_seconds)} a step; planned: {format_bytes(self.peak_bytes)} and {format_seconds(self.predicted.seconds)} "
             f"({self.predicted.seconds / self.keep_all_seconds:.2f}×)"
         ]
-        if all(plan.choice == "keep" and not plan.sent for plan in self.program.calls.values()):
+        if not self.program.states and all(plan.choice == "keep" and not plan.sent for plan in self.program.calls.values()):
             found.append("everything fits: nothing is recomputed and nothing is copied")
         for region in graph.regions:
             plans = [(call, plan) for call, plan in self.program.calls.items() if graph.calls[call].region == region.id]
