@@ -16,6 +16,7 @@ from fitting.training import BLOCKS, Tower, batch, fitting, gradients, same, sgd
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
+from tierwise.errors import BadInput
 from tierwise.fitting import fit, release
 
 TIGHT = "0.9MiB"
@@ -148,6 +149,39 @@ def test_an_optimizer_that_calls_a_closure():
             yield solver.step(closure)
 
     same(loop, tower(), budget=TIGHT)
+
+
+def test_a_closure_that_plans_in_the_middle_of_a_step():
+    """Torch, and so Lightning, runs forward and backward within optimizer.step; the plan made there takes the optimizer's state over."""
+
+    def losses(**options: str) -> list[float]:
+        model = tower()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        if options:
+            fit(model, optimizer, **options)
+
+        def closure(number: int) -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = model(**batch(number))
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            return loss
+
+        found = [optimizer.step(lambda number=number: closure(number)).item() for number in range(4)]
+        if options:
+            release(model)
+        return found
+
+    assert losses(policy="zero_offload", budget="2MiB") == losses()
+
+
+def test_fit_within_a_step_is_refused():
+    model = tower()
+    optimizer = sgd(model)
+    with pytest.raises(BadInput, match=r"in the middle of optimizer\.step; call it before"):
+        optimizer.step(lambda: fit(model, optimizer, budget=TIGHT))
+    with pytest.raises(BadInput, match="nothing to release"):
+        release(model)
 
 
 def test_an_average_of_the_parameters_is_kept():

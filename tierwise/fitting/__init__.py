@@ -21,6 +21,7 @@ from ..execute.session import session_of
 from ..integrations.progress import Teller
 from ..ir import Machine
 from ..units import parse_bytes, parse_store
+from .closures import closures_first
 from .fitted import Fitted, Settings, log_level_from_environment
 from .here import device_of, machine_of
 from .plan import Plan
@@ -86,6 +87,8 @@ def fit(
     )
     on = machine or machine_of(here)
     with set_aside(model) as aside:
+        if optimizer is not None:
+            aside.take(closures_first(plain_optimizer(optimizer)))
         fitted = Fitted(trained, plain_optimizer(optimizer), here, on, settings, progress or Teller(), closes_device=here is not device)
         aside.belongs_to(fitted)
     if example is not None:

@@ -25,6 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ..errors import BadInput
 from ..execute.session import session_of
 from ..fitting import fit, fitted_of
+from ..fitting.closures import closures_first
 from ..fitting.fitted import Fitted
 from ..fitting.wrapped import inside
 from ..ir import Run
@@ -69,6 +70,7 @@ class Lookout:
         self._failed = self._by_script = False
         self._inside = threading.local()
         self._plain_call: Any = None
+        self._undo: list[Callable[[], None]] = []
         self._handle: Any = None
 
     def __enter__(self) -> Lookout:
@@ -80,10 +82,13 @@ class Lookout:
     def __exit__(self, *_: object) -> None:
         self._stop_looking()
         self._handle.remove()
+        while self._undo:
+            self._undo.pop()()
 
     def note(self, optimizer: Optimizer) -> None:
         """There is an optimizer; what it trains may be called any time."""
         self._optimizers.append(weakref.ref(optimizer))
+        self._undo.append(closures_first(optimizer))
         self._start_looking()
 
     @property
