@@ -45,6 +45,7 @@ AUTO_SECONDS = 120.0  # beyond this a cell says so; planning is limited in time 
 
 PARTS = ("ops", "choices")
 CHOOSE = "auto's choices"
+SLOW_TO_LOWER = ("autotm", "sentinel", "tflms")  # they swap alone, and take a minute for a step op by op
 
 Cell = dict[str, Any]
 
@@ -164,7 +165,7 @@ def _rows(model: str, machine: str, names: list[str], known: dict[tuple[str, str
 
 def choices(models: Iterable[str], on: Iterable[str]) -> list[Cell]:
     """Programs over region choices against the lowered schedules of policies that say they can run, for models of repeated blocks."""
-    names = [name for name in exact_policies() if policies.card(name).executable is True]
+    names = [name for name in exact_policies() if policies.card(name).executable is True and name not in SLOW_TO_LOWER]
     found = []
     for model in models:
         if zoo.MODELS.get(model) != "blocks":
@@ -199,6 +200,15 @@ def _menu(captured: pipeline.CapturedModel, machine: Machine) -> PreparedMenu:
     return PreparedMenu(Menu(problem, found), regions, ())
 
 
+def _priced(question: PreparedMenu, made: PreparedMenu) -> Menu:
+    """The policy's choices at what they cost more than the one that saves everything, which may not be among them."""
+    problem, found = question.menu.problem, {}
+    for region, code in made.regions.items():
+        both = {**question.regions[region].options, **code.options}
+        found[region] = estimated_choices(replace(code, options=both), region, problem)
+    return Menu(problem, found)
+
+
 def _choice_row(case: str, captured: pipeline.CapturedModel, question: PreparedMenu, names: list[str], kept_seconds: float) -> Cell:
     began = time.process_time()
     try:
@@ -211,7 +221,7 @@ def _choice_row(case: str, captured: pipeline.CapturedModel, question: PreparedM
         try:
             limits = zoo._options(name)
             made, program = by_policy(captured.made.model, question, name, NullDevice(1 << 20), compile=True, progress=lambda _: None, **limits)
-            lowered = image(made.menu, program)
+            lowered = image(_priced(question, made), program)
             check_schedule(lowered.problem, lowered.schedule)
         except TierwiseError:
             continue
