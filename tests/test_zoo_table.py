@@ -103,3 +103,11 @@ def test_the_page(rows, tmp_path):
     assert int(why.split(" | ")[2]) + int(why.split(" | ")[3].replace("-", "0")) == 10
     assert pictures["by-year"].count("<circle") == 3
     assert pictures["vgg-tiny"].count("<circle") >= 3 and 'stroke="#8a5a00"' in pictures["vgg-tiny"]  # zenflow is hollow
+
+
+def test_the_committed_page_is_of_the_latest_result():
+    latest = max((results.HERE / "results" / "simulated").glob("*-zoo.json"))
+    result = json.loads(latest.read_text(encoding="utf-8"))
+    assert f"`benchmarks/results/simulated/{latest.name}`" in (page := (make_zoo.HERE / "zoo.md").read_text(encoding="utf-8"))
+    assert f"commit {result['commit']}, `{result['command']}`" in page
+    assert not [row for row in result["rows"] if (row["outcome"] or "").startswith("crashed")]
