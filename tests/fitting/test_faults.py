@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import gc
 import os
 import signal
 import threading
@@ -166,6 +167,7 @@ def test_ctrl_c_in_the_middle_of_a_step(direction, monkeypatch):
         armed.clear()
         model.zero_grad()
         assert equal(trained(three_steps, model), expected)
+        gc.collect()  # frames of the interrupted step may hold one another
         assert found.below.used_bytes == 0
 
 
