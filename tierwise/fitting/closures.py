@@ -10,7 +10,9 @@ from __future__ import annotations
 import inspect
 import sys
 import types
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,16 +41,21 @@ def closures_first(optimizer: Optimizer) -> Callable[[], None]:
 
     if hasattr(plain, "_wrapped_by_lr_sched"):
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # or a scheduler warns that its count is lost
-    ours = types.MethodType(step, optimizer)
-    optimizer.__dict__["step"] = ours
+    token = object()
+    step.put_back = (token, before)  # type: ignore[attr-defined]
+    optimizer.__dict__["step"] = types.MethodType(step, optimizer)
+    return partial(_take_back, weakref.ref(optimizer), token)
 
-    def take_back() -> None:
-        if optimizer.__dict__.get("step") is ours:
-            del optimizer.__dict__["step"]
-            if before is not None:
-                optimizer.__dict__["step"] = before
 
-    return take_back
+def _take_back(reference: weakref.ref[Optimizer], token: object) -> None:
+    """Holds nothing of the optimizer: a script decides how long that lives."""
+    if (optimizer := reference()) is None:
+        return
+    mine, before = getattr(getattr(optimizer.__dict__.get("step"), "__func__", None), "put_back", (None, None))
+    if mine is token:
+        del optimizer.__dict__["step"]
+        if before is not None:
+            optimizer.__dict__["step"] = before
 
 
 def _is_stepping(optimizer: Optimizer) -> bool:

@@ -152,7 +152,9 @@ class Lookout:
         teller = Teller()
         try:
             refuse_several_ranks()
-            fit(found.module, found.optimizers[0], **self._settings, progress=lambda what: teller(what))
+            # The state of an optimizer that trains others, too, stays where it is: only the whole of it can be placed.
+            alone = found.optimizers[0] if found.share == 1 else None
+            fit(found.module, alone, **self._settings, progress=lambda what: teller(what))
             fitted = fitted_of(found.module)
             yield
         finally:
