@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from fitting.training import fitting, three_steps, tower, trained
+from fitting.training import equal, fitting, three_steps, tower, trained
 from toy_blocks import menu
 
 from tierwise.errors import BadFile
@@ -129,3 +129,19 @@ def test_a_fitted_plan_says_why_and_is_saved(tmp_path):
         assert [line.split(" would ")[0] for line in words[-2:]] == ["112 KiB more", "112 KiB less"]
         plan.save(tmp_path / "plan.json")
         assert load_program(tmp_path / "plan.json", plan.menu) == plan.program
+
+
+def test_a_training_runs_by_a_plan_that_was_saved(tmp_path, monkeypatch):
+    model = tower()
+    with fitting(model, budget="800KiB"):
+        losses = trained(three_steps, model)
+        plan_of(model).save(tmp_path / "plan.json")
+        calls = plan_of(model).program.calls
+    monkeypatch.setattr("tierwise.fitting.programs.choose_jointly", lambda *args, **options: pytest.fail("it was planned again"))
+    model = tower()
+    with fitting(model, budget="800KiB", plan=tmp_path / "plan.json"):
+        assert equal(trained(three_steps, model), losses)
+        assert plan_of(model).program.calls == calls
+    model = tower(blocks=3)
+    with fitting(model, budget="800KiB", plan=tmp_path / "plan.json"), pytest.raises(BadFile, match="this plan is for another model"):
+        trained(three_steps, model)

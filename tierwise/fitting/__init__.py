@@ -47,6 +47,7 @@ def fit(
     update: str = "after",
     example: Any = None,
     weights: str | os.PathLike[str] | None = None,
+    plan: str | os.PathLike[str] | None = None,
     device: Device | torch.device | str | None = None,
     machine: Machine | None = None,
     progress: Callable[[str], None] | None = None,
@@ -64,6 +65,7 @@ def fit(
               between; "backward": as gradients arrive, for loops that do nothing between backward and step
     weights   a .safetensors file or a folder of them: values for parameters, read module by module as they go to where they live
     device    "cuda" for a model that is still on the CPU, or on the meta device with weights=: it is never whole on the card unless it fits
+    plan      a file that plan_of(model).save(path) wrote, to run by it again rather than plan; it is refused for anything but the same step
     example   a batch (a mapping for model(**batch), a tuple for model(*batch)) to plan with now rather than at the first step
     """
     log_level_from_environment()
@@ -84,6 +86,7 @@ def fit(
         masters=masters,
         update=_one_of("update", update, ("after", "backward")),
         weights=weights,
+        plan=plan,
     )
     on = machine or machine_of(here)
     with set_aside(model) as aside:

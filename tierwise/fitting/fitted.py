@@ -57,6 +57,7 @@ class Settings:
     masters: str | None = None
     update: str = "after"
     weights: str | os.PathLike[str] | None = None
+    plan: str | os.PathLike[str] | None = None  # a saved one, for the first shape
 
 
 class Fitted:
@@ -255,7 +256,7 @@ class Fitted:
                 prepared, program = program_for(
                     replace(prepared, menu=menu), self.settings.policy, tiers, self.model, self.device,
                     compile=self.settings.compile, update=self.settings.update, fixed=fixed, takes=self.lasting.takes,
-                    progress=self._progress,
+                    saved=self.settings.plan if not self.plans and not tightened_bytes else None, progress=self._progress,
                 )  # fmt: skip
             passing, _ = self.lasting.takes(program.states) if program.states else (0, 0)
             aside, menu = aside + passing, with_budget(prepared.menu, max(1, room - passing))

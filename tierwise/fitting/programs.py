@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,7 @@ from ..ir.program import MIN_SENT_BYTES
 from ..lower import Chosen, choose_jointly, keep_everything
 from .lowered import by_policy
 from .menus import PreparedMenu, Progress, measured
+from .saved import load_program
 
 ROUNDS = 3  # of planning and measuring
 WORTH_A_COMPILATION = 1.01  # a plan that promises less than this over what is measured is not worth compiling for
@@ -31,11 +33,16 @@ def program_for(
     update: str = "after",
     fixed: Mapping[str, Placement] | None = None,
     takes: Callable[[Mapping[str, Placement]], tuple[int, int]] = lambda states: (0, 0),
+    saved: str | os.PathLike[str] | None = None,
     progress: Progress,
 ) -> tuple[PreparedMenu, Program]:
-    """The policy's program within the budget of the menu, and the menu with what was measured on the way. `fixed`: where lasting state already is."""
+    """The policy's program within the budget of the menu, and the menu with what was measured on the way. `fixed`: where lasting state already is.
+    `saved`: a file with the program, which is taken as it is."""
     choose = partial(choose_jointly, tiers=tiers, update=update, fixed=fixed, takes=takes)
     on_gpu = device.torch_device.type == "cuda"
+    if saved is not None:
+        program = load_program(os.fspath(saved), prepared.menu)
+        return (measured(prepared, model, _unmeasured(prepared.menu, program), device, progress) if on_gpu else prepared), program
     if policy == "keep_all":
         program = keep_everything(prepared.menu)
         return (measured(prepared, model, _unmeasured(prepared.menu, program), device, progress) if on_gpu else prepared), program
