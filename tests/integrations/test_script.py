@@ -137,7 +137,6 @@ def test_a_second_model_beside_the_first_is_said_to_run_as_it_is(run):
     assert len(said) == 3
 
 
-@pytest.mark.xfail(reason="a model whose optimizer state is placed is not let go when a script drops it without tierwise.release", strict=True)
 def test_one_model_after_the_other_are_both_fitted(run, expected):
     _, out, said, _ = run("for fold in range(2):\n" + textwrap.indent(LOOP + "del model, optimizer, loss\n", "    "))
     assert out == expected(LOOP) * 2

@@ -28,7 +28,8 @@ from ..lower import Image, image, keep_everything, with_budget
 from ..lower.states import anew
 from ..regions.compiled import CompiledOption
 from ..simulate import simulate
-from ..units import exact_bytes, format_bytes
+from ..units import exact_bytes, format_bytes, format_seconds
+from .feedback import AT_STEP, MOST_CORRECTIONS, corrected, is_off
 from .homes import homes_of
 from .keys import has_gradients, key_of, needs_backward
 from .lasting import Lasting, words_of
@@ -40,6 +41,7 @@ from .programs import program_for
 from .verify import verify_step
 
 PLANNED_SHARE = 0.98  # of the budget: predictions of the peak are within 3%, mostly above
+LEARNS_ON = {"cuda"}  # the null device's times are guesses, and nobody's concern
 HOST_SHARE = 0.97  # of host=: parcels are rounded up, and leave gaps between them
 LEAST_TIGHTENING = 0.03  # of the budget: what a plan that ran out of memory is made tighter by, at least
 _log = logging.getLogger("tierwise")
@@ -100,6 +102,8 @@ class Fitted:
         self._menus: dict[Any, PreparedMenu] = {}
         self._codes: dict[Any, RegionCode] = {}
         self._tightened_bytes = 0
+        self._corrected: dict[Any, int] = {}  # by shape, how many times its plan was made again with what was measured
+        self._runs: dict[int, int] = {}  # steps by a plan
         self._refusals = device.out_of_memory_count()
         self._verified: set[Any] = set()
         self.session.install_root()
@@ -115,7 +119,7 @@ class Fitted:
             with torch.random.fork_rng(devices=cards), anomalies, self.lasting.unguarded():  # what is traced has no numbers to look at
                 if key not in self._menus:
                     self._menus[key] = self._menu(args, kwargs)
-                self.plans[key] = self._made(self._menus[key])
+                self.plans[key] = replace(self._made(self._menus[key]), corrections=self._corrected.get(key, 0))
         self.current = self.plans[key]
         if self.lasting.differs(self.current.program):
             self._progress("moving parameters and optimizer state to where they live")
@@ -163,6 +167,7 @@ class Fitted:
     def _plans(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plans | None:
         self._learn()
         self.meter.step_ends()
+        self._compare()
         if not needs_backward(self._parameters, args, kwargs):
             return None
         plan = self.prepare(args, kwargs)
@@ -185,6 +190,26 @@ class Fitted:
         self.meter.step_begins(plan)
         self._refusals = self.device.out_of_memory_count()
         return plan.plans
+
+    def _compare(self) -> None:
+        """After a few steps by a plan, look at how one of them ran; if the prediction was far off, plan again with what was measured."""
+        plan, device = self.current, self.device.torch_device.type
+        if plan is None or device not in LEARNS_ON or self.settings.policy != "auto" or plan.corrections >= MOST_CORRECTIONS:
+            return
+        run = self._runs[id(plan)] = self._runs.get(id(plan), 0) + 1
+        if run == AT_STEP:
+            self.meter.record_next = True
+        if run != AT_STEP + 1 or (measured := self.measured) is None or not is_off(plan.predicted, measured):
+            return
+        for key, known in list(self.plans.items()):
+            if known is plan:
+                self._menus[key] = replace(self._menus[key], menu=corrected(plan, measured))
+                del self.plans[key]
+                self._corrected[key] = plan.corrections + 1
+        _log.warning(
+            "a step takes %s where %s were predicted: planned again with what was measured",
+            format_seconds(measured.seconds), format_seconds(plan.predicted.seconds),
+        )  # fmt: skip
 
     def _learn(self) -> None:
         """After a step that ran out of memory although its plan fits, plan with less."""

@@ -37,6 +37,7 @@ class Plan:
     keep_all_seconds: float
     keep_all_bytes: int
     notes: tuple[str, ...]
+    corrections: int = 0  # how many times it was made again with what was measured
     kept: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # module path -> its forward with the choice that saves the most
 
     @property

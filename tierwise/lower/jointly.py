@@ -234,7 +234,7 @@ class _Search:
             if chosen is None:
                 self.lacks["dram"] = sum(other.state_bytes + other.gradient_bytes for other in self.units)
                 return None
-            if chosen == ON_DEVICE:  # it was to leave
+            if chosen == ON_DEVICE and any(option.update != "device" for option in options):  # it was to leave
                 self.lacks["dram"] = sum(other.state_bytes + other.gradient_bytes for other in self.units)
             if chosen.update == "streamed" or through >= 1:
                 through -= 1
@@ -249,13 +249,14 @@ class _Search:
         """The first that has room: as wanted, with the state in host memory before the disk, then anything that is away, then the device."""
         order = [
             option
+            for home in dict.fromkeys((*parameters, "device"))
             for update in updates
             for state in ("host", "nvme")
-            for home in parameters
             for option in options
             if (option.update, option.state, option.parameters) == (update, state, home)
         ]
-        order += [option for option in options if option not in order and (option.parameters in parameters or option == ON_DEVICE)]
+        order += [option for option in options if option not in order and option.parameters in parameters]
+        order += [option for option in options if option == ON_DEVICE]
         for option in order:
             taken = {"host": 0, "nvme": 0}
             if option.update != "device":

@@ -6,15 +6,17 @@ parameters are. A parameter that backward saved is asked for by autograd itself:
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
-from .torch_compat import in_backward
+from .torch_compat import backward_number, in_backward
 
 
 class Listener(Protocol):
@@ -83,14 +85,32 @@ class Driver:
 
 
 def watch(listener: Listener, path: str, inputs: Any, output: Any) -> None:
-    """Have a region's backward announced: its beginning by the gradient of what it returned, its end by those of what it was given."""
-    results = _with_gradients(output)
-    if results and not in_backward():
-        register_multi_grad_hook(results, lambda _: listener.before_region_backward(path), mode="any")
+    """Have a region's backward announced: its beginning by the gradient of what it returned, its end by those of what it was given.
+
+    Hooks hold no node of the graph they are in, and nobody who holds the model: torch's own hook for several tensors does, and is never let go.
+    """
+    mine = weakref.ref(listener)
+    for tensor in _with_gradients(output) if not in_backward() else ():
+        tensor.register_hook(partial(_begins, mine, path))
     given = _with_gradients(inputs)
-    if given:
-        register_multi_grad_hook(given, lambda _: listener.inputs_done(path), mode="all")
+    arrived: dict[int, int] = {}  # by backward
+    for tensor in given:
+        tensor.register_hook(partial(_arrives, mine, path, arrived, len(given)))
+
+
+def _begins(listener: weakref.ref[Listener], path: str, gradient: torch.Tensor) -> None:
+    if (found := listener()) is not None:
+        found.before_region_backward(path)
+
+
+def _arrives(listener: weakref.ref[Listener], path: str, arrived: dict[int, int], all_of_them: int, gradient: torch.Tensor) -> None:
+    number = backward_number()
+    arrived[number] = arrived.get(number, 0) + 1
+    if arrived[number] == all_of_them and (found := listener()) is not None:
+        del arrived[number]
+        found.inputs_done(path)
 
 
 def _with_gradients(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    found = {id(leaf): leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.requires_grad}
+    return list(found.values())

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -456,10 +458,12 @@ class States:
 
     def _watch(self) -> None:
         """Hooks on parameters, and on modules whose parameters are saved and loaded."""
-        for home in self.stored:
-            for slot in home.unit.slots:
+        # What torch keeps for such a hook the garbage collector does not see: it must not lead back to the parameter.
+        mine = weakref.ref(self)
+        for number, home in enumerate(self.stored):
+            for place, slot in enumerate(home.unit.slots):
                 if home.unit.trained and slot.parameter.requires_grad:
-                    hook = slot.parameter.register_post_accumulate_grad_hook(lambda _, home=home, slot=slot: self._arrived(home, slot))
+                    hook = slot.parameter.register_post_accumulate_grad_hook(partial(_arrived, mine, number, place))
                     self._removers.append(hook.remove)
         if not self.residency.residences:
             return
@@ -511,6 +515,13 @@ class States:
         if self._passes is not None:
             self._passes.close()
         self._updates = self._ledger = self._moving = self._traffic = self._shelf = self._stepping = self._bring = self._passes = None
+
+
+def _arrived(states: weakref.ref[States], number: int, place: int, parameter: torch.Tensor) -> None:
+    found = states()
+    if found is not None:
+        home = found.stored[number]
+        found._arrived(home, home.unit.slots[place])
 
 
 class Nothing:
