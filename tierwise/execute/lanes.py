@@ -160,8 +160,7 @@ def _serve(name: str, tasks: _Queue, closing: threading.Event) -> None:
         try:
             if closing.is_set():
                 raise CopyFault(f"the {name} lane was closed before this was done")
-            for event in after:
-                event.wait()
+            _wait_for(after)
             work()
         except BaseException as failure:
             _log.debug("work on the %s lane failed", name, exc_info=True)
@@ -172,6 +171,11 @@ def _serve(name: str, tasks: _Queue, closing: threading.Event) -> None:
         del signal, error
         tasks.task_done()
     tasks.task_done()
+
+
+def _wait_for(events: Sequence[Event]) -> None:
+    for event in events:
+        event.wait()
 
 
 def _without_frames(error: BaseException) -> BaseException:

@@ -19,6 +19,7 @@ from .menus import PreparedMenu, Progress, measured
 from .saved import load_program
 
 ROUNDS = 3  # of planning and measuring
+GUESSED_SECONDS = 2.0  # of planning for a device whose times are guesses
 WORTH_A_COMPILATION = 1.01  # a plan that promises less than this over what is measured is not worth compiling for
 
 
@@ -49,7 +50,7 @@ def program_for(
     if policy != "auto":
         return by_policy(model, prepared, policy, device, compile=compile, progress=progress, update=update)
     if not on_gpu:
-        return prepared, choose(prepared.menu, min_sent_bytes=MIN_SENT_BYTES).program
+        return prepared, choose(prepared.menu, min_sent_bytes=MIN_SENT_BYTES, seconds=GUESSED_SECONDS).program
     for round in range(ROUNDS):
         best = _chosen(prepared.menu, choose)
         if best is None:  # on estimates; they are careful, so measure before saying that it cannot be done

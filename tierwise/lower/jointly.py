@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from ..errors import InfeasibleBudget, InvalidSchedule, OverCapacity
 from ..ir import ON_DEVICE, Menu, Placement, check_schedule, peak_bytes
+from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
 from .choose import Chosen, _predicted, choose, keep_everything, with_budget
 from .compact import compact
@@ -24,6 +25,7 @@ from .states import StateUnit, lighter, state_units
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 CORRECTIONS = 3  # times that the room for activations is made smaller when a whole program turns out too large
 HOST_SHARE = 0.9  # of host memory for state; the rest is for what passes through it
+GOOD_ENOUGH = 1.01  # of the time that keeping everything takes: nothing that moves state can gain more than the rest
 WORTH_IT = 0.995  # moving state must gain this much over leaving it
 
 
@@ -90,7 +92,7 @@ class _Search:
         count = len(self.units)
         numbers = sorted({round(share * count) for share in SHARES})
         alone = self._try(Split())
-        if alone is not None and alone.program.policy == "keep_all":
+        if alone is not None and alone.seconds <= GOOD_ENOUGH * self._keep_all_seconds():
             return alone
         for state in reversed(numbers[1:]):  # from the most room on, so that something is found
             self._try(Split(state, 0, self.balance))
@@ -107,6 +109,11 @@ class _Search:
         if alone is not None and best[1].seconds > alone.seconds * WORTH_IT:
             return alone
         return best[1]
+
+    def _keep_all_seconds(self) -> float:
+        made = image(self.menu, keep_everything(self.menu))
+        needed = peak_bytes(made.problem, made.schedule)[made.problem.device_tier]
+        return simulate(made.problem.with_budget(max(needed, 1)), made.schedule).seconds
 
     def around(self, states: Mapping[str, Placement]) -> Chosen:
         """Activations around state that stays where it is."""
