@@ -31,21 +31,10 @@ Row = dict[str, Any]
 
 def policy_page(name: str) -> str:
     card = policies.card(name)
-    facts = {
-        "Paper": card.paper,
-        "Published": f"{card.venue} {card.year}" if card.year else "",
-        "Idea": card.idea,
-        "Rule": card.rule,
-        "Differs": card.differs,
-        "Decides": card.decides,
-        "Needs": ", ".join(card.requires) or "nothing beyond the device",
-        "Exactness": card.exactness,
-        "Fidelity": card.fidelity,
-        "Runs": f"simulated only: {card.simulated_only_because}" if card.simulated_only_because else "yes",
-        "Options": ", ".join(f"`{option}`" for option in _options(name)) or "none",
-    }
+    facts = {title.capitalize(): _plain(text) for title, text in card.facts.items()}
+    facts["Options"] = ", ".join(f"`{option}`" for option in _options(name)) or "none"
     parts = [f"# {name}\n\n{_plain(card.summary[:1].upper() + card.summary[1:])}\n", "| | |\n|---|---|"]
-    parts += [f"| {title} | {_plain(text) if title != 'Options' else text} |" for title, text in facts.items() if text]
+    parts += [f"| {title} | {text} |" for title, text in facts.items() if text]
     parts.append(f"\n```console\n$ tierwise plan {SMALL_STEP} --machine {MACHINE} --budget 6GiB --policy {name}\n```\n")
     return "\n".join([*parts, *_curves(name)]) + "\n"
 

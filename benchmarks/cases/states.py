@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,8 +138,7 @@ def fitted_row(way: Way, given: argparse.Namespace) -> dict[str, Any]:
     model = Step().train()
     baseline_bytes = _resident_bytes()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, shape["vocab"], (shape["batch"], shape["seq"]), generator=generator).to(device.torch_device)
+    tokens = _tokens(shape, device)
     start = time.perf_counter()
     budget = way.budget_bytes if given.budget is None else given.budget
     tierwise.fit(
@@ -151,43 +150,20 @@ def fitted_row(way: Way, given: argparse.Namespace) -> dict[str, Any]:
     if given.cap and budget:
         device.cap(budget)
 
-    def step() -> Any:
-        loss = model(tokens)
-        loss.backward()
-        if way.clip:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
     def settle() -> None:
         states = fitted_of(model).lasting.states
         if states is not None:
             states.flush()
         device.synchronize()
 
-    losses = [float(step()) for _ in range(WARM_UPS)]
-    settle()
-    device.reset_peak()
-    exposed = device.exposed_seconds()
-    start = time.perf_counter()
-    for _ in range(given.steps):
-        loss = step()
-    settle()
-    seconds = (time.perf_counter() - start) / given.steps
-    memory = device.memory()
-    return {
-        "seconds": seconds,
+    timed, _ = _timed(lambda: model(tokens), model, optimizer, device, settle, way, given)
+    return timed | {
         "predicted_seconds": plan.predicted.seconds,
-        "peak_bytes": memory.peak_allocated_bytes,
         "predicted_bytes": plan.peak_bytes,
-        "reserved_bytes": memory.peak_reserved_bytes,
-        "exposed_seconds": (device.exposed_seconds() - exposed) / given.steps,
         "host_bytes": _resident_bytes() - baseline_bytes,
         "planned_host_bytes": plan.host_bytes,
         "ready_seconds": ready_seconds,
-        "tokens_per_second": shape["batch"] * shape["seq"] / seconds,
-        "losses": [*losses, float(loss)],
+        "tokens_per_second": tokens.numel() / timed["seconds"],
         "words": "; ".join(plan.words()),
     }
 
@@ -223,11 +199,49 @@ def row(way: Way, given: argparse.Namespace) -> dict[str, Any]:
     install_seconds = time.perf_counter() - start
     if given.cap and way.budget_bytes:
         device.cap(way.budget_bytes)
+    tokens = _tokens(shape, device)
+
+    def settle() -> None:
+        states.flush()
+        device.synchronize()
+
+    written = (lambda: 0) if store is None else (lambda: store.bytes_written)
+    timed, written_bytes = _timed(lambda: _loss(model, tokens), model, optimizer, device, settle, way, given, written)
+    found = timed | {
+        "host_bytes": _resident_bytes() - baseline_bytes,
+        "planned_host_bytes": needs.host_bytes + needs.parameter_host_bytes,
+        "nvme_bytes": needs.nvme_bytes or None,
+        "written_bytes": None if store is None else written_bytes,
+        "update_rate": host.parameters_per_second or None,
+        "threads": host.threads,
+        "cpu_share": share if way.on_device < 1 else None,
+        "install_seconds": install_seconds,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "tokens_per_second": tokens.numel() / timed["seconds"],
+        "words": states.words(),
+    }
+    if store is not None:
+        store.close()
+    return found
+
+
+def _tokens(shape: dict[str, int], device: Any) -> Any:
+    import torch
+
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, shape["vocab"], (shape["batch"], shape["seq"]), generator=generator).to(device.torch_device)
+    return torch.randint(0, shape["vocab"], (shape["batch"], shape["seq"]), generator=generator).to(device.torch_device)
+
+
+def _timed(
+    loss_of: Callable[[], Any], model: Any, optimizer: Any, device: Any, settle: Callable[[], None], way: Way, given: argparse.Namespace,
+    counter: Callable[[], int] = lambda: 0,
+) -> tuple[dict[str, Any], int]:  # fmt: skip
+    """Steps after warm ones, and how far a counter goes on in one. Steps overlap, so they are timed together: from one moment when nothing is
+    pending, which `settle` brings about, to the next."""
+    import torch
 
     def step() -> Any:
-        loss = _loss(model, tokens)
+        loss = loss_of()
         loss.backward()
         if way.clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
@@ -236,40 +250,23 @@ def row(way: Way, given: argparse.Namespace) -> dict[str, Any]:
         return loss.detach()
 
     losses = [float(step()) for _ in range(WARM_UPS)]
-    states.flush()
-    device.synchronize()
+    settle()
     device.reset_peak()
-    exposed, written = device.exposed_seconds(), 0 if store is None else store.bytes_written
-    # Steps overlap, so they are timed together: from one moment when nothing is pending to the next.
+    exposed, counted = device.exposed_seconds(), counter()
     start = time.perf_counter()
     for _ in range(given.steps):
         loss = step()
-    states.flush()
-    device.synchronize()
+    settle()
     seconds = (time.perf_counter() - start) / given.steps
-    losses.append(float(loss))
     memory = device.memory()
     found = {
         "seconds": seconds,
         "peak_bytes": memory.peak_allocated_bytes,
         "reserved_bytes": memory.peak_reserved_bytes,
         "exposed_seconds": (device.exposed_seconds() - exposed) / given.steps,
-        "host_bytes": _resident_bytes() - baseline_bytes,
-        "planned_host_bytes": needs.host_bytes + needs.parameter_host_bytes,
-        "nvme_bytes": needs.nvme_bytes or None,
-        "written_bytes": None if store is None else (store.bytes_written - written) // given.steps,
-        "update_rate": host.parameters_per_second or None,
-        "threads": host.threads,
-        "cpu_share": share if way.on_device < 1 else None,
-        "install_seconds": install_seconds,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "tokens_per_second": shape["batch"] * shape["seq"] / seconds,
-        "losses": losses,
-        "words": states.words(),
+        "losses": [*losses, float(loss)],
     }
-    if store is not None:
-        store.close()
-    return found
+    return found, (counter() - counted) // given.steps
 
 
 def placements(way: Way, layers: int, cpu_share: float) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from blocks import ConvBlock, LlamaBlock
 from fitting.training import batch as tower_batch
-from fitting.training import equal, fitting, gradients, tower, trained
+from fitting.training import equal, fitting, steps, tower, trained
 from fitting.zoo import Chain, noise
 from torch import nn
 
@@ -22,17 +22,8 @@ CASES = {
 }
 
 
-def steps(batch):
-    def loop(model, optimizer):
-        for number in range(3):
-            loss = model(**batch(number))
-            loss.backward()
-            yield loss
-            yield gradients(model)
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return loop
+def on(batch):
+    return steps(lambda model, number: model(**batch(number)))
 
 
 def program_with(choice: int, send: bool):
@@ -64,7 +55,7 @@ def test_what_is_recomputed_and_sent_has_the_bits_of_what_is_kept(case, monkeypa
             monkeypatch.setattr(fitted, "program_for", program_for)
             found.plans.clear()
             model.load_state_dict(before)
-            seen[name] = trained(steps(batch), model)
+            seen[name] = trained(on(batch), model)
         assert found.below.copies.counts().fetched_bytes > 0
         assert not [sentence for sentence in found.session.events.said if "runs as it is" in sentence]
     assert equal(seen["keep, sent"], seen["keep"])

@@ -10,7 +10,7 @@ import copy
 
 import pytest
 import torch
-from fitting.training import equal, fitting, gradients, same, three_steps, trained
+from fitting.training import equal, fitting, same, steps, three_steps, trained
 from fitting.zoo import MODELS, around
 from torch import nn
 
@@ -21,19 +21,13 @@ MOST = 4  # keep, cheap, dear and checkpoint
 FEWER = dict.fromkeys(("autocast", "lora", "lstm", "skip_connections", "t5"), (1, 3))  # a second of tracing for each choice of each class
 
 
-def steps(name, batch):
-    def loop(model, optimizer):
-        for number in range(3):
-            with around(name):
-                out = model(**batch(number))
-            loss = out if isinstance(out, torch.Tensor) else out.loss
-            loss.backward()
-            yield loss
-            yield gradients(model)
-            optimizer.step()
-            optimizer.zero_grad()
+def on(name, batch):
+    def loss_of(model, number):
+        with around(name):
+            out = model(**batch(number))
+        return out if isinstance(out, torch.Tensor) else out.loss
 
-    return loop
+    return steps(loss_of)
 
 
 def program_with(number: int):
@@ -58,7 +52,7 @@ def test_every_choice_has_the_bits_of_the_untouched_model(name, monkeypatch):
     model, batch = MODELS[name]()
     model.train()
     before = copy.deepcopy(model.state_dict())
-    expected = trained(steps(name, batch), copy.deepcopy(model))
+    expected = trained(on(name, batch), copy.deepcopy(model))
     monkeypatch.setattr(menus, "MOST_CHOICES", MOST)
     used = set()
     with fitting(model, budget="1GiB") as found:
@@ -66,7 +60,7 @@ def test_every_choice_has_the_bits_of_the_untouched_model(name, monkeypatch):
             monkeypatch.setattr(fitted, "program_for", program_with(number))
             found.plans.clear()
             model.load_state_dict(before)
-            measured = trained(steps(name, batch), model)
+            measured = trained(on(name, batch), model)
             assert [place for place, (ours, theirs) in enumerate(zip(measured, expected, strict=True)) if not equal(ours, theirs)] == []
             used |= {(call.choice, bool(call.sent)) for call in found.current.program.calls.values()}
         assert "checkpoint" in {choice for choice, _ in used} and len({choice for choice, _ in used}) > 1

@@ -14,6 +14,10 @@ import tierwise
 from tierwise.errors import BadInput, InfeasibleBudget, OutOfHostMemory, UnknownName
 from tierwise.execute.null_device import NullDevice
 from tierwise.fitting import plan_of
+from tierwise.ir import peak_bytes
+from tierwise.lower import image, keep_everything
+from tierwise.lower.compact import compact
+from tierwise.simulate import simulate
 
 ROWS = 64
 KIB = 1 << 10
@@ -63,6 +67,23 @@ def untouched(**options):
 
 def homes(model) -> set[tuple[str, str, str]]:
     return {(place.state, place.update, place.parameters) for place in plan_of(model).program.states.values()}
+
+
+@pytest.mark.parametrize("update", ["after", "backward"])
+def test_a_compact_menu_has_the_same_images(update):
+    """Fewer ops and storages; the device holds as much, and the step takes as long but for latencies."""
+    model, optimizer = model_and_optimizer()
+    with fitting(model, optimizer=optimizer, budget=1400 * KIB, update=update) as found:
+        plan = found.prepare((), batch(0))
+        small = compact(plan.menu)
+    assert plan.program.states
+    assert (len(plan.menu.problem.graph.ops), len(small.problem.graph.ops)) == (96, 48)
+    assert len(small.problem.graph.storages) < len(plan.menu.problem.graph.storages)
+    for program in (keep_everything(plan.menu), plan.program):
+        one, other = image(plan.menu, program), image(small, program)
+        assert peak_bytes(one.problem, one.schedule)["hbm"] == peak_bytes(other.problem, other.schedule)["hbm"]
+        seconds = [simulate(made.problem.with_budget(1 << 30), made.schedule).seconds for made in (one, other)]
+        assert seconds[1] == pytest.approx(seconds[0], rel=0.1)
 
 
 @pytest.mark.parametrize("update", ["after", "backward"])

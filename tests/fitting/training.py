@@ -66,14 +66,22 @@ Loop = Callable[[nn.Module, Any], Iterator[Any]]
 """Trains a model and yields tensors on the way, to be compared."""
 
 
-def three_steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Any]:
-    for number in range(3):
-        loss = model(**batch(number))
-        loss.backward()
-        yield loss
-        yield gradients(model)
-        optimizer.step()
-        optimizer.zero_grad()
+def steps(loss_of: Callable[[nn.Module, int], Tensor]) -> Loop:
+    """Three of them, each of the loss that a model has in the step of this number."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Any]:
+        for number in range(3):
+            loss = loss_of(model, number)
+            loss.backward()
+            yield loss
+            yield gradients(model)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return loop
+
+
+three_steps = steps(lambda model, number: model(**batch(number)))
 
 
 def gradients(model: nn.Module) -> list[Tensor | None]:

@@ -84,16 +84,7 @@ def _one(name: str, as_json: bool) -> None:
         return terminal.print_json(dataclasses.asdict(card) | {"options": {key: repr(default) for key, default in options.items()}})
     facts = {
         name: card.summary,
-        "paper": card.paper,
-        "published": f"{card.venue} {card.year}" if card.year else "-",
-        "idea": card.idea,
-        "rule": card.rule,
-        "differs": card.differs,
-        "decides": card.decides,
-        "needs": ", ".join(card.requires) or "nothing beyond the device",
-        "exactness": card.exactness,
-        "fidelity": card.fidelity,
-        "runs": f"{zoo.SIMULATED_ONLY}{card.simulated_only_because}" if card.simulated_only_because else "yes",
+        **card.facts | {"published": card.facts["published"] or "-"},
         "options": ", ".join(f"{key}={default}" for key, default in options.items()) or "none",
     }
     terminal.print_table((terminal.Column("policy", right=False),), [terminal.Line((key,), rest=text) for key, text in facts.items()])

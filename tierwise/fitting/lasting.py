@@ -98,18 +98,18 @@ class Lasting:
         lent: dict[int, nn.Parameter] = {}
         replaced: list[tuple[nn.Module, str, nn.Parameter]] = []
         for module in self._session.model.get_submodule(path).modules():
-            for name, parameter in module.named_parameters(recurse=False):
+            for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
                 if parameter.device != place:
                     if id(parameter) not in lent:
                         made = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device=place).normal_(std=0.02)
                         lent[id(parameter)] = nn.Parameter(made, requires_grad=parameter.requires_grad)
                     replaced.append((module, name, parameter))
-                    module._parameters[name] = lent[id(parameter)]
+                    setattr(module, name, lent[id(parameter)])
         try:
             yield
         finally:
             for module, name, parameter in replaced:
-                module._parameters[name] = parameter
+                setattr(module, name, parameter)
 
     def unguarded(self) -> contextlib.AbstractContextManager[None]:
         """Parameters as plain ones, for whoever looks at the model without reading them."""

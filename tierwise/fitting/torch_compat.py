@@ -7,7 +7,12 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["compiled_call", "is_compiled", "original", "set_compiled_call", "set_forward"]
+__all__ = ["compiled_call", "is_compiled", "load_compiler", "original", "set_compiled_call", "set_forward"]
+
+
+def load_compiler() -> None:
+    """Load Dynamo now rather than when something is first compiled."""
+    import torch._dynamo  # noqa: F401
 
 
 def is_compiled(module: nn.Module) -> bool:

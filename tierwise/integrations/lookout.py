@@ -27,6 +27,7 @@ from ..execute.session import session_of
 from ..fitting import fit, fitted_of
 from ..fitting.closures import closures_first
 from ..fitting.fitted import Fitted
+from ..fitting.torch_compat import load_compiler
 from ..fitting.wrapped import inside
 from ..ir import Run
 from ..units import format_bytes
@@ -74,7 +75,7 @@ class Lookout:
         self._handle: Any = None
 
     def __enter__(self) -> Lookout:
-        import torch._dynamo  # noqa: F401  # it looks up nn.Module's own call when it is loaded, and must not find ours
+        load_compiler()  # it looks up nn.Module's own call when it is loaded, and must not find ours
 
         self._handle = register_optimizer_step_post_hook(self._stepped)
         return self

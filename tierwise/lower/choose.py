@@ -20,7 +20,7 @@ from ..ir import INPUTS, CallPlan, Choice, Copy, Graph, Menu, Program, Role, che
 from ..ir.program import EVERYTHING
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
-from .image import image, outside_storages
+from .image import Image, image, outside_storages
 
 DISTANCES = ((2, 2), (1, 1), (2, 1), (4, 2))  # (release, fetch) to try, in calls
 STRIDES = (1, 2, 3, 4, 6, 8)  # every so manyth call sends
@@ -89,6 +89,11 @@ def _predicted(menu: Menu, program: Program) -> Chosen | None:
         check_schedule(made.problem, made.schedule)
     except InvalidSchedule:
         return None
+    return predicted(made)
+
+
+def predicted(made: Image) -> Chosen:
+    """What a program comes to whose image was judged."""
     timeline = simulate(made.problem, made.schedule)
     sent = {step.storage for step in made.schedule.steps if isinstance(step, Copy)}
     sent_bytes = sum(made.problem.graph.storages[storage].nbytes for storage in sent)

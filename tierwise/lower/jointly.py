@@ -17,7 +17,7 @@ from ..errors import InfeasibleBudget, InvalidSchedule, OverCapacity
 from ..ir import ON_DEVICE, Menu, Placement, check_schedule, peak_bytes
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
-from .choose import Chosen, _predicted, choose, keep_everything, with_budget
+from .choose import Chosen, choose, keep_everything, predicted, with_budget
 from .compact import compact
 from .image import image
 from .states import StateUnit, lighter, state_units
@@ -51,11 +51,11 @@ def choose_jointly(
 ) -> Chosen:
     """The fastest program found in so many seconds; more than those only to find one at all. `fixed`: state is already where these say.
     `takes`: what whoever runs updates holds on the device for them all the time, and of host memory in all."""
+    if menu.homes:
+        menu = compact(menu)
     units = state_units(menu.problem.graph, menu.homes)
     if not units:
         return choose(menu, tiers=tiers, min_sent_bytes=min_sent_bytes, on_trial=on_trial)
-    menu = compact(menu)
-    units = state_units(menu.problem.graph, menu.homes)
     search = _Search(menu, units, update, tiers, min_sent_bytes, time.monotonic() + seconds, takes, on_trial)
     return search.run() if fixed is None else search.around(fixed)
 
@@ -78,6 +78,7 @@ class _Search:
         self.tried: dict[tuple[Split, bool], Chosen | None] = {}
         self.least_bytes: int | None = None
         self.lacks: dict[str, int] = {}  # below the device: what a plan would have taken of a tier
+        self.host_bytes = menu.problem.machine.capacity("dram")
         self.balance = self._balance()
 
     def _balance(self) -> float:
@@ -117,7 +118,11 @@ class _Search:
 
     def around(self, states: Mapping[str, Placement]) -> Chosen:
         """Activations around state that stays where it is."""
-        found = [chosen for tiers in ((), self.tiers) if (chosen := self._with(states, tiers)) is not None]
+        passing, host = self.takes(states)
+        if host > self.host_bytes:
+            self.lacks["dram"] = host
+            self._refuse()
+        found = [chosen for tiers in ((), self.tiers) if (chosen := self._with(states, passing, tiers)) is not None]
         if not found:
             self._refuse()
         return min(found, key=lambda chosen: chosen.seconds)
@@ -171,21 +176,18 @@ class _Search:
             states = self.states(split, short)
             if states is None:
                 return None
-            over = (self.takes(states)[1] if states else 0) - self.menu.problem.machine.capacity("dram")
-            if over <= 0:
-                return self._with(states, tiers)
-            self.lacks["dram"] = over + self.menu.problem.machine.capacity("dram")
-            short += over
+            passing, host = self.takes(states) if states else (0, 0)
+            if host <= self.host_bytes:
+                return self._with(states, passing, tiers)
+            self.lacks["dram"] = host
+            short += host - self.host_bytes
         return None
 
-    def _with(self, states: Mapping[str, Placement], tiers: Sequence[str]) -> Chosen | None:
+    def _with(self, states: Mapping[str, Placement], passing_bytes: int, tiers: Sequence[str]) -> Chosen | None:
+        """Activations planned in what these states leave of the budget, with so much held all the time by whoever runs updates."""
         self.on_trial()
         light = lighter(self.menu, states)
-        passing, host = self.takes(states) if states else (0, 0)
-        budget = self.menu.problem.budget_bytes - passing
-        if host > self.menu.problem.machine.capacity("dram"):
-            self.lacks["dram"] = host
-            return None
+        budget = self.menu.problem.budget_bytes - passing_bytes
         room = budget - (self._passing_bytes(light, states) if states else 0)
         if budget <= 0:
             return None
@@ -210,7 +212,7 @@ class _Search:
                 continue
             except InvalidSchedule:
                 return None
-            return _predicted(menu, program)
+            return predicted(made)
         return None
 
     def _passing_bytes(self, light: Menu, states: Mapping[str, Placement]) -> int:
@@ -225,7 +227,7 @@ class _Search:
         count = len(self.units)
         machine = self.menu.problem.machine
         room = {
-            "host": int(machine.capacity("dram") * HOST_SHARE) - short_bytes,
+            "host": int(self.host_bytes * HOST_SHARE) - short_bytes,
             "nvme": machine.capacity("nvme") if "nvme" in machine.tier_named else 0,
         }
         found: dict[str, Placement] = {}
@@ -238,11 +240,11 @@ class _Search:
             updates = ("streamed", "cpu") if through >= 1 else ("cpu", "streamed")
             wanted = ("host", "nvme") if place >= count - split.parameters else ("device",)
             chosen = self._fitting(options, updates, wanted, unit, room)
+            stays = chosen is None or (chosen == ON_DEVICE and any(option.update != "device" for option in options))
+            if stays:  # it was to leave
+                self.lacks["dram"] = sum(other.state_bytes + other.gradient_bytes for other in self.units)
             if chosen is None:
-                self.lacks["dram"] = sum(other.state_bytes + other.gradient_bytes for other in self.units)
                 return None
-            if chosen == ON_DEVICE and any(option.update != "device" for option in options):  # it was to leave
-                self.lacks["dram"] = sum(other.state_bytes + other.gradient_bytes for other in self.units)
             if chosen.update == "streamed" or through >= 1:
                 through -= 1
             if chosen != ON_DEVICE:

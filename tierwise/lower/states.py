@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from ..ir import ON_DEVICE, Costs, Graph, Menu, Phase, Placement, Problem, Role, Schedule, Storage
+from ..ir import Costs, Graph, Menu, Phase, Placement, Problem, Role, Schedule, Storage
 from ..policies._lasting import Away, placed
 from .coarse import renumber
 
@@ -26,7 +26,6 @@ class StateUnit:
     parameter_bytes: int
     state_bytes: int
     gradient_bytes: int
-    largest_bytes: int  # the most that one update alone uses
 
 
 def owner(name: str, paths: Collection[str]) -> str | None:
@@ -41,12 +40,12 @@ def owner(name: str, paths: Collection[str]) -> str | None:
 
 def state_units(graph: Graph, paths: Collection[str]) -> list[StateUnit]:
     """In the order in which the step first uses them."""
-    updates: dict[str, list[int]] = {}
+    updates: dict[str, dict[int, None]] = {}  # each once, in order
     parameters: dict[str, list[int]] = {}
     for storage in graph.storages:
         if storage.role is Role.PARAM and storage.lasting and (path := owner(storage.name, paths)) is not None:
             parameters.setdefault(path, []).append(storage.id)
-            updates.setdefault(path, []).extend(op for op in graph.writers[storage.id] if graph.ops[op].phase is Phase.UPDATE)
+            updates.setdefault(path, {}).update((op, None) for op in graph.writers[storage.id] if graph.ops[op].phase is Phase.UPDATE)
 
     def alone(op: int) -> int:
         return sum(graph.storages[s].nbytes for s in {*graph.ops[op].mutates} if graph.storages[s].role is Role.OPTIMIZER_STATE)
@@ -55,18 +54,15 @@ def state_units(graph: Graph, paths: Collection[str]) -> list[StateUnit]:
     found = [
         StateUnit(
             path,
-            tuple(dict.fromkeys(updates[path])),
+            tuple(updates[path]),
             tuple(held),
             sum(size[s] for s in held),
-            sum(map(alone, dict.fromkeys(updates[path]))),
-            sum(size[s] for op in dict.fromkeys(updates[path]) for s in graph.ops[op].reads if not graph.storages[s].lasting),
-            max(map(alone, updates[path]), default=0),
+            sum(map(alone, updates[path])),
+            sum(size[s] for op in updates[path] for s in graph.ops[op].reads if not graph.storages[s].lasting),
         )
         for path, held in parameters.items()
     ]
-    return sorted(
-        found, key=lambda unit: min(graph.uses[s][0] for s in unit.parameters if graph.uses[s]) if any(graph.uses[s] for s in unit.parameters) else 0
-    )
+    return sorted(found, key=lambda unit: min((graph.uses[s][0] for s in unit.parameters if graph.uses[s]), default=0))
 
 
 def with_states(problem: Problem, schedule: Schedule, states: Mapping[str, Placement], update: str) -> tuple[Problem, Schedule]:
@@ -149,7 +145,3 @@ def anew(graph: Graph, paths: Collection[str]) -> Graph:
             else op
         )
     return replace(graph, ops=tuple(ops), storages=tuple(replace(s, lasting=s.lasting and s.id not in found) for s in graph.storages))
-
-
-def moves_nothing(states: Mapping[str, Placement]) -> bool:
-    return all(place == ON_DEVICE for place in states.values())

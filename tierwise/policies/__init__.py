@@ -76,6 +76,22 @@ class Card:
     def authors(self) -> str:
         return _first_author(self.paper)
 
+    @property
+    def facts(self) -> dict[str, str]:
+        """By title, for a terminal or a page; what is not known is empty."""
+        return {
+            "paper": self.paper,
+            "published": f"{self.venue} {self.year}" if self.year else "",
+            "idea": self.idea,
+            "rule": self.rule,
+            "differs": self.differs,
+            "decides": self.decides,
+            "needs": ", ".join(self.requires) or "nothing beyond the device",
+            "exactness": self.exactness,
+            "fidelity": self.fidelity,
+            "runs": f"{SIMULATED_ONLY}{self.simulated_only_because}" if self.simulated_only_because else "yes",
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Absent:
