@@ -1,5 +1,6 @@
 """Run benchmark cases and keep what they say: `python -m benchmarks [CASE...] --machine NAME`; without cases, only RESULTS.md is made again.
 
+A case with PARTS is run part by part, each with a result of its own: `activations:vit-large-16` is one of them, `activations` all.
 A case is a file in cases/: its docstring says what is measured, NEEDS what it needs, and run() returns rows: of named fields where ways are compared
 (results.py says which; BASELINE names the way the others are compared with), or of values for COLUMNS. A result is one JSON file under
 results/<machine>/, with the commit and the command; RESULTS.md is made from the latest of each and from nothing else.
@@ -26,25 +27,34 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", help=f"which to run, of {', '.join(case_names())}")
     parser.add_argument("--machine", help="what to call the machine this runs on, such as h200")
     chosen = parser.parse_args()
-    if unknown := sorted(set(chosen.cases) - set(case_names())):
+    if unknown := sorted({name.partition(":")[0] for name in chosen.cases} - set(case_names())):
         parser.error(f"unknown case {unknown[0]!r}; known: {', '.join(case_names())}")
     if chosen.cases and not chosen.machine:
         parser.error("say which machine this is, with --machine NAME")
-    for name in chosen.cases:
+    for name, _, part in (words.partition(":") for words in chosen.cases):
         case = importlib.import_module(f"benchmarks.cases.{name}")
+        parts = getattr(case, "PARTS", ())
+        if part and part not in parts:
+            parser.error(f"{name} has no part {part!r}; known: {', '.join(parts) or 'none'}")
         if case.NEEDS == "cuda" and not _has_cuda():
             parser.error(f"{name} needs a CUDA device, and there is none here")
         if case.NEEDS == "traces":
             parser.error(f"{name} needs recorded steps: python -m benchmarks.cases.{name} --traces DIR")
         print(f"running {name}", file=sys.stderr)
         if hasattr(case, "COLUMNS"):
-            path = save(name, chosen.machine, case.COLUMNS, case.run())
+            print("wrote", save(name, chosen.machine, case.COLUMNS, case.run()))
+            continue
+        about = {
+            "machine": chosen.machine,
+            "command": _command(),
+            "baseline": getattr(case, "BASELINE", None),
+            "versions": {"device": _device(), **results.installed_versions()},
+        }
+        if parts:
+            for one in [part] if part else parts:
+                print("wrote", results.write(f"{name}-{one}", case.run(one), **about))
         else:
-            versions = {"device": _device(), **results.installed_versions()}
-            path = results.write(
-                name, case.run(), machine=chosen.machine, command=_command(), baseline=getattr(case, "BASELINE", None), versions=versions
-            )
-        print("wrote", path)
+            print("wrote", results.write(name, case.run(), **about))
     (HERE / "RESULTS.md").write_text(results_page(), encoding="utf-8")
     print("wrote", HERE / "RESULTS.md")
 

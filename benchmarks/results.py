@@ -104,7 +104,7 @@ def page(here: Path = HERE) -> str:
 
 def _about(case: str) -> str:
     """The first line of the docstring of what made it."""
-    module = f"reproductions.{case.removeprefix('reproduce-')}" if case.startswith("reproduce-") else f"cases.{case}"
+    module = f"reproductions.{case.removeprefix('reproduce-')}" if case.startswith("reproduce-") else f"cases.{case.partition('-')[0]}"
     return (importlib.import_module(f"benchmarks.{module}").__doc__ or "").split("\n")[0]
 
 
