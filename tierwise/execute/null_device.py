@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -125,6 +126,7 @@ class NullDevice(Device):
         storage = weakref.ref(device_bytes.untyped_storage())
         start, nbytes = device_bytes.storage_offset(), device_bytes.numel()
         delay_seconds = self._delays.uniform(0.0, self._max_delay_seconds)
+        increment_version(destination)  # as torch's own copy to a card does
 
         def work() -> None:
             time.sleep(delay_seconds)

@@ -9,6 +9,7 @@ import torch
 from execute.states.training import Result, adamw, clipped_loop, everywhere, net, placed, plain_loop, reference
 
 from tierwise.errors import BadInput, UnknownName
+from tierwise.execute.states.ledger import Ledger
 from tierwise.ir.placement import ON_DEVICE, TIERS, UPDATES, Placement
 
 
@@ -145,3 +146,10 @@ def test_placements_that_make_no_sense_are_refused(tmp_path):
         pass
     with pytest.raises(BadInput, match="lives on disk and no disk store was given"), placed(model, adamw(model), {"head": Placement("nvme", "cpu")}):
         pass
+
+
+@pytest.mark.parametrize("update", ["after", "backward"])
+def test_what_updates_write_is_not_taken_for_somebody_else_s_writing(update, tmp_path, monkeypatch):
+    """Masters follow parameters that the user wrote to, which reads all of them: not in a step where nobody did."""
+    monkeypatch.setattr(Ledger, "refresh", lambda *_: pytest.fail("masters were compared with their parameters"))
+    check(expected(3), MIXED, 3, tmp_path, update=update, masters="fp32")

@@ -141,7 +141,8 @@ class Stepping:
                 found = slot.parameter.grad
                 assert found is not None
                 gradients[slot] = slot.flat(found.held.recall() if isinstance(found, Gradient) else found.detach())
-        targets = {} if home in self._residences else {slot: slot.flat(slot.parameter.detach()) for slot in slots}
+        # By `.data`, whose version is its own: lanes write there later, and that must not look as if the user had.
+        targets = {} if home in self._residences else {slot: slot.flat(slot.parameter.data) for slot in slots}
         return Job(self._runs(home, slots, factors), frozenset(slots), gradients, targets, tuple(arrivals), self._device.mark())
 
     def _runs(self, home: Stored, slots: Sequence[Slot], factors: Mapping[Slot, Any]) -> tuple[Run, ...]:
