@@ -18,6 +18,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -39,6 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
 PARTS = tuple(CASES)
 PEERS = ["keep", "half", "checkpoint", "input offload", "eager", "eager checkpoint"]
 WARM_UPS, STEPS = 3, 6
+SETTLED = 10  # warm steps of ours: until then a plan may be made again with what was measured
 
 
 def run(case: str) -> list[dict[str, Any]]:
@@ -62,12 +64,17 @@ def _process(arguments: list[str]) -> list[dict[str, Any]]:
     """Each way in a process of its own; ours share one, as a user's second fit does."""
     environment = os.environ | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     command = [sys.executable, "-m", "benchmarks.cases.activations", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=560)
-    rows = [json.loads(line.removeprefix("ROW ")) for line in done.stdout.splitlines() if line.startswith("ROW ")]
-    for row in rows:
-        print({name: value for name, value in row.items() if name != "plan"}, flush=True)
-    if not rows or done.returncode:
-        print(arguments, done.returncode, done.stderr[-2000:], file=sys.stderr, flush=True)
+    rows = []
+    with tempfile.TemporaryFile("w+") as talk, subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=talk, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:  # shown as they come: whoever stops this has them
+            if line.startswith("ROW "):
+                rows.append(json.loads(line.removeprefix("ROW ")))
+                print({name: value for name, value in rows[-1].items() if name != "plan"}, flush=True)
+        process.wait()
+        if not rows or process.returncode:
+            talk.seek(0)
+            print(arguments, process.returncode, talk.read()[-2000:], file=sys.stderr, flush=True)
     return rows
 
 
@@ -90,11 +97,11 @@ class _Training:
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    def measure(self, way: str, steps: int, **fields: Any) -> dict[str, Any]:
+    def measure(self, way: str, steps: int, warm_ups: int = WARM_UPS, **fields: Any) -> dict[str, Any]:
         import torch
 
         start = time.perf_counter()
-        losses = [float(self.step()) for _ in range(WARM_UPS)]
+        losses = [float(self.step()) for _ in range(warm_ups)]
         warm_seconds = time.perf_counter() - start
         torch.cuda.reset_peak_memory_stats()
         taken = []
@@ -247,7 +254,7 @@ def _ours(case: str, budgets: list[str], steps: int) -> None:
         ready = [start]
         try:
             fit(training.model, training.optimizer, budget=nbytes, progress=lambda what, ready=ready: ready.append(time.perf_counter()))
-            row = training.measure("tierwise", steps, budget_bytes=nbytes)
+            row = training.measure("tierwise", steps, SETTLED, budget_bytes=nbytes)
         except Exception as error:
             print(
                 "ROW", json.dumps({"case": case, "way": "tierwise", "budget_bytes": nbytes, "failed": f"{type(error).__name__}: {error}"}), flush=True
@@ -257,7 +264,7 @@ def _ours(case: str, budgets: list[str], steps: int) -> None:
             continue
         plan, fitted = plan_of(training.model), fitted_of(training.model)
         counts = fitted.session.copies.counts()
-        passes = WARM_UPS + steps
+        passes = SETTLED + steps
         row |= {
             "predicted_seconds": plan.predicted.seconds,
             "predicted_peak_bytes": plan.peak_bytes,
@@ -265,6 +272,7 @@ def _ours(case: str, budgets: list[str], steps: int) -> None:
             "sent_bytes": counts.sent_bytes // passes,
             "exposed_seconds": counts.exposed_seconds / passes,
             "retries": fitted.session.retries,
+            "corrections": plan.corrections,
             "said": sorted(fitted.session.events.said),
             "plan": plan.words(),
         }

@@ -14,6 +14,7 @@ import tierwise
 from tierwise.errors import BadInput, InfeasibleBudget, OutOfHostMemory, UnknownName
 from tierwise.execute.null_device import NullDevice
 from tierwise.fitting import plan_of
+from tierwise.fitting.homes import homes_of
 from tierwise.ir import peak_bytes
 from tierwise.lower import image, keep_everything
 from tierwise.lower.compact import compact
@@ -231,3 +232,21 @@ def test_what_cannot_be_done_is_said():
     with pytest.raises(UnknownName), fitting(model, optimizer=optimizer, budget=900 * KIB, update="before"):
         pass
     assert train(model, optimizer) == untouched()[0]  # after all of it the model is as it was
+
+
+@pytest.mark.parametrize(
+    ("masters", "on_card", "places"), [(None, True, {"streamed"}), (None, False, {"cpu", "streamed"}), ("fp32", True, {"cpu", "streamed"})]
+)
+def test_on_a_card_torch_s_own_updates_run_there(masters, on_card, places):
+    """On the CPU they would have other last bits. Our formula has the same ones everywhere, and the null device is a CPU itself."""
+    model, optimizer = model_and_optimizer()
+    graph = tierwise.capture(model, batch(0), optimizer=optimizer)
+    found = homes_of(model, graph, optimizer, masters=masters, update="after", disk=True, on_card=on_card)
+    assert found and all({home.update for home in options} == {"device", *places} for options in found.values())
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("inf"), "soon"])
+def test_a_time_to_plan_in_that_is_none(seconds):
+    model, optimizer = model_and_optimizer()
+    with pytest.raises(BadInput, match="is no number of seconds; use one above 0, such as plan_seconds=10"):
+        tierwise.fit(model, optimizer, budget="1MiB", device=NullDevice(1 << 30), plan_seconds=seconds)

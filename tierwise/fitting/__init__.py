@@ -25,6 +25,7 @@ from .closures import closures_first
 from .fitted import Fitted, Settings, log_level_from_environment
 from .here import device_of, machine_of
 from .plan import Plan
+from .programs import PLAN_SECONDS
 from .wrapped import inside, plain_optimizer, set_aside
 
 __all__ = ["Plan", "fit", "fitted_of", "plan_of", "release", "stats"]
@@ -48,6 +49,7 @@ def fit(
     example: Any = None,
     weights: str | os.PathLike[str] | None = None,
     plan: str | os.PathLike[str] | None = None,
+    plan_seconds: float = PLAN_SECONDS,
     device: Device | torch.device | str | None = None,
     machine: Machine | None = None,
     progress: Callable[[str], None] | None = None,
@@ -66,6 +68,7 @@ def fit(
     weights   a .safetensors file or a folder of them: values for parameters, read module by module as they go to where they live
     device    "cuda" for a model that is still on the CPU, or on the meta device with weights=: it is never whole on the card unless it fits
     plan      a file that plan_of(model).save(path) wrote, to run by it again rather than plan; it is refused for anything but the same step
+    plan_seconds  how long to look for the fastest plan, not counting what is compiled and timed for it
     example   a batch (a mapping for model(**batch), a tuple for model(*batch)) to plan with now rather than at the first step
     """
     log_level_from_environment()
@@ -87,6 +90,7 @@ def fit(
         update=_one_of("update", update, ("after", "backward")),
         weights=weights,
         plan=plan,
+        plan_seconds=_positive("plan_seconds", plan_seconds),
     )
     on = machine or machine_of(here)
     with set_aside(model) as aside:
@@ -145,6 +149,12 @@ def _one_of(name: str, value: str, known: tuple[str, ...]) -> str:
     if value not in known:
         raise UnknownName(name, value, known)
     return value
+
+
+def _positive(name: str, value: float) -> float:
+    if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise BadInput(f"{name}={value!r} is no number of seconds; use one above 0, such as {name}=10")
+    return float(value)
 
 
 def _free_bytes(device: Device) -> int:

@@ -37,7 +37,7 @@ from .losses import adopt_losses, give_back_losses
 from .menus import PreparedMenu, RegionCode, as_keywords, prepare_menu
 from .meter import Meter
 from .plan import Plan
-from .programs import program_for
+from .programs import PLAN_SECONDS, program_for
 from .verify import verify_step
 
 PLANNED_SHARE = 0.98  # of the budget: predictions of the peak are within 3%, mostly above
@@ -60,6 +60,7 @@ class Settings:
     update: str = "after"
     weights: str | os.PathLike[str] | None = None
     plan: str | os.PathLike[str] | None = None  # a saved one, for the first shape
+    plan_seconds: float = PLAN_SECONDS
 
 
 class Fitted:
@@ -254,8 +255,9 @@ class Fitted:
         if has_gradients(self._parameters) and placed is None:  # they are in the way of whoever wants to move
             return found
         homes = homes_of(
-            self.model, graph, self.optimizer, masters=self.settings.masters, update=self.settings.update, disk=self.settings.nvme is not None
-        )
+            self.model, graph, self.optimizer, masters=self.settings.masters, update=self.settings.update, disk=self.settings.nvme is not None,
+            on_card=self.device.torch_device.type == "cuda",
+        )  # fmt: skip
         graph = anew(graph, [path for path, place in (placed or {}).items() if place.gradients == "host"])
         return replace(found, menu=replace(found.menu, problem=replace(found.menu.problem, graph=graph), homes=homes))
 
@@ -273,15 +275,13 @@ class Fitted:
         room = int(self.settings.budget_bytes * PLANNED_SHARE) - aside - tightened_bytes
         menu = with_budget(prepared.menu, max(1, room))
         tiers = tuple(tier for tier in ("dram", "nvme") if tier == "dram" or self.settings.nvme)
-        kept = image(menu, keep_everything(menu))
-        needed = peak_bytes(kept.problem, kept.schedule)[kept.problem.device_tier]
-        kept_time = simulate(kept.problem.with_budget(max(needed, 1, room)), kept.schedule)
         try:
             with self.session.suspended():
                 prepared, program = program_for(
                     replace(prepared, menu=menu), self.settings.policy, tiers, self.model, self.device,
                     compile=self.settings.compile, update=self.settings.update, fixed=fixed, takes=self.lasting.takes,
-                    saved=self.settings.plan if not self.plans and not tightened_bytes else None, progress=self._progress,
+                    saved=self.settings.plan if not self.plans and not tightened_bytes else None, plan_seconds=self.settings.plan_seconds,
+                    progress=self._progress,
                 )  # fmt: skip
             passing, _ = self.lasting.takes(program.states) if program.states else (0, 0)
             aside, menu = aside + passing, with_budget(prepared.menu, max(1, room - passing))
@@ -300,6 +300,9 @@ class Fitted:
                 f"it needs {format_bytes(least)}; use budget={exact_bytes(least)!r} or more, a smaller batch, or shorter sequences",
                 least_bytes=least,
             ) from None
+        kept = image(menu, keep_everything(menu))  # with what was measured meanwhile
+        needed = peak_bytes(kept.problem, kept.schedule)[kept.problem.device_tier]
+        kept_time = simulate(kept.problem.with_budget(max(needed, 1, room)), kept.schedule)
         made = image(menu, program)
         program = made.program
         try:

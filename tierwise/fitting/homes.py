@@ -14,9 +14,19 @@ MOVABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def homes_of(
-    model: nn.Module, graph: Graph, optimizer: torch.optim.Optimizer | None, *, masters: str | None, update: str, disk: bool
+    model: nn.Module,
+    graph: Graph,
+    optimizer: torch.optim.Optimizer | None,
+    *,
+    masters: str | None,
+    update: str,
+    disk: bool,
+    on_card: bool,
 ) -> dict[str, tuple[Placement, ...]]:
-    """By module path, in the order they run. Without an optimizer of torch's nothing is known of updates, so nothing moves."""
+    """By module path, in the order they run. Without an optimizer of torch's nothing is known of updates, so nothing moves.
+
+    Our own formula has the same bits everywhere. Torch's own updates have other last bits on the CPU than on a card, so there they run on the
+    CPU only where they cannot pass through the card piece by piece."""
     if optimizer is None or not type(optimizer).__module__.startswith("torch.optim"):
         return {}
     trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
@@ -33,12 +43,13 @@ def homes_of(
                 continue  # of the model itself: there is no module whose call would tell when it is needed
         found.setdefault(path, []).append(parameter)
     pieces = masters == "fp32" or is_piecewise(optimizer)
+    on_cpu = masters == "fp32" or not on_card or not pieces
     homes = {}
     for path, parameters in found.items():
         if not parameters or any(parameter.dtype not in MOVABLE for parameter in parameters) or _is_sparse(model.get_submodule(path)):
             continue
         alone = all(len(names[parameter]) == 1 for parameter in parameters)
-        homes[path] = _placements(any(parameter in trained for parameter in parameters), alone, pieces, update, disk)
+        homes[path] = _placements(any(parameter in trained for parameter in parameters), alone, pieces, on_cpu, update, disk)
     return homes
 
 
@@ -48,7 +59,7 @@ def _above(name: str) -> Sequence[str]:
     return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
 
-def _placements(trained: bool, alone: bool, pieces: bool, update: str, disk: bool) -> tuple[Placement, ...]:
+def _placements(trained: bool, alone: bool, pieces: bool, on_cpu: bool, update: str, disk: bool) -> tuple[Placement, ...]:
     """From the most on the device to the least. Parameters that several modules share stay, since each needs them at its own time."""
     homes = ("device", *(("host",) if alone else ()))
     if not trained:
@@ -57,13 +68,14 @@ def _placements(trained: bool, alone: bool, pieces: bool, update: str, disk: boo
     waits = "host" if update == "after" else "device"
     found = [ON_DEVICE]
     for home in homes:
-        found.append(Placement("host", "cpu", home, "host"))
+        if on_cpu:
+            found.append(Placement("host", "cpu", home, "host"))
         if pieces:
             found.append(Placement("host", "streamed", home, waits))
             if disk:
-                found.append(Placement("nvme", "cpu", home, "host"))
+                found.append(Placement("nvme", "cpu", home, "host") if on_cpu else Placement("nvme", "streamed", home, waits))
     if pieces and disk and alone:
-        found.append(Placement("nvme", "cpu", "nvme", "host"))
+        found.append(Placement("nvme", "cpu" if on_cpu else "streamed", "nvme", "host" if on_cpu else waits))
     return tuple(found)
 
 

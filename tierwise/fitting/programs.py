@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,8 @@ from .menus import PreparedMenu, Progress, measured
 from .saved import load_program
 
 ROUNDS = 3  # of planning and measuring
+PLAN_SECONDS = 10.0  # of planning in all, not counting what is compiled and timed
+FIRST_SHARE = 0.1  # of these, for a plan that only says what to measure
 GUESSED_SECONDS = 2.0  # of planning for a device whose times are guesses
 WORTH_A_COMPILATION = 1.01  # a plan that promises less than this over what is measured is not worth compiling for
 
@@ -35,11 +38,12 @@ def program_for(
     fixed: Mapping[str, Placement] | None = None,
     takes: Callable[[Mapping[str, Placement]], tuple[int, int]] = lambda states: (0, 0),
     saved: str | os.PathLike[str] | None = None,
+    plan_seconds: float = PLAN_SECONDS,
     progress: Progress,
 ) -> tuple[PreparedMenu, Program]:
     """The policy's program within the budget of the menu, and the menu with what was measured on the way. `fixed`: where lasting state already is.
     `saved`: a file with the program, which is taken as it is."""
-    choose = partial(choose_jointly, tiers=tiers, update=update, fixed=fixed, takes=takes)
+    choose = _Timed(partial(choose_jointly, tiers=tiers, update=update, fixed=fixed, takes=takes), plan_seconds)
     on_gpu = device.torch_device.type == "cuda"
     if saved is not None:
         program = load_program(os.fspath(saved), prepared.menu)
@@ -50,43 +54,55 @@ def program_for(
     if policy != "auto":
         return by_policy(model, prepared, policy, device, compile=compile, progress=progress, update=update)
     if not on_gpu:
-        return prepared, choose(prepared.menu, min_sent_bytes=MIN_SENT_BYTES, seconds=GUESSED_SECONDS).program
+        return prepared, choose.thoroughly(prepared.menu, min(plan_seconds, GUESSED_SECONDS)).program
     for round in range(ROUNDS):
-        best = _chosen(prepared.menu, choose)
+        best = choose.quickly(prepared.menu)
         if best is None:  # on estimates; they are careful, so measure before saying that it cannot be done
             wanted = _first_and_last(prepared.menu) if round == 0 else _all_unmeasured(prepared.menu)
-            if not wanted:
-                break
         else:
             wanted = _unmeasured(prepared.menu, best.program)
-            known = _chosen_from_measured(prepared.menu, choose)
-            if not wanted or (known is not None and known.seconds <= best.seconds * WORTH_A_COMPILATION):
-                return prepared, best.program if known is None else known.program
+            known = choose.quickly(_measured_only(prepared.menu)) if wanted else None
+            if known is not None and known.seconds <= best.seconds * WORTH_A_COMPILATION:
+                break
+        if not wanted:
+            break
         prepared = measured(prepared, model, wanted, device, progress)
         progress("planning")
-    known = _chosen_from_measured(prepared.menu, choose)
-    if known is not None:
-        return prepared, known.program
-    best_of_all = choose(prepared.menu)
+    try:
+        return prepared, choose.thoroughly(_measured_only(prepared.menu)).program
+    except InfeasibleBudget:
+        best_of_all = choose.thoroughly(prepared.menu)
     return measured(prepared, model, _unmeasured(prepared.menu, best_of_all.program), device, progress), best_of_all.program
 
 
-def _chosen(menu: Menu, choose: Callable[..., Chosen]) -> Chosen | None:
-    try:
-        return choose(menu)
-    except InfeasibleBudget:
-        return None
+class _Timed:
+    """A planner with so many seconds in all: a little for plans that say what to measure, the rest for the one that will run."""
+
+    def __init__(self, choose: Callable[..., Chosen], seconds: float) -> None:
+        self._choose, self._left, self._first = choose, seconds, FIRST_SHARE * seconds
+
+    def quickly(self, menu: Menu) -> Chosen | None:
+        """None if there is none within the budget, or nothing to choose from."""
+        try:
+            return self._within(menu, self._first)
+        except InfeasibleBudget:
+            return None
+
+    def thoroughly(self, menu: Menu, seconds: float | None = None) -> Chosen:
+        return self._within(menu, self._left if seconds is None else seconds)
+
+    def _within(self, menu: Menu, seconds: float) -> Chosen:
+        if not all(menu.choices.values()):
+            raise InfeasibleBudget("a region has no choice")
+        began = time.monotonic()
+        try:
+            return self._choose(menu, min_sent_bytes=MIN_SENT_BYTES, seconds=seconds)
+        finally:
+            self._left = max(self._first, self._left - (time.monotonic() - began))
 
 
-def _chosen_from_measured(menu: Menu, choose: Callable[..., Chosen]) -> Chosen | None:
-    """The best program of choices that are measured; None if there is none within the budget."""
-    only = replace(menu, choices={region: tuple(choice for choice in found if choice.measured) for region, found in menu.choices.items()})
-    if not all(only.choices.values()):
-        return None
-    try:
-        return choose(only, min_sent_bytes=MIN_SENT_BYTES)
-    except InfeasibleBudget:
-        return None
+def _measured_only(menu: Menu) -> Menu:
+    return replace(menu, choices={region: tuple(choice for choice in found if choice.measured) for region, found in menu.choices.items()})
 
 
 def _unmeasured(menu: Menu, program: Program) -> dict[int, set[str]]:

@@ -47,14 +47,17 @@ def keep_everything(menu: Menu) -> Program:
     return Program({call.id: CallPlan(menu.choices[call.region][0].name) for call in graph.calls if call.region in menu.choices}, "keep_all")
 
 
-def choose(menu: Menu, *, tiers: Sequence[str] = ("dram",), min_sent_bytes: int = 0, on_trial: Callable[[], None] = lambda: None) -> Chosen:
-    """The fastest program found within the menu's budget; `tiers` are where saved values may go, the fastest first, if they are large enough."""
+def choose(
+    menu: Menu, *, tiers: Sequence[str] = ("dram",), min_sent_bytes: int = 0, images: int = IMAGES, on_trial: Callable[[], None] = lambda: None
+) -> Chosen:
+    """The fastest program found within the menu's budget; `tiers` are where saved values may go, the fastest first, if they are large enough.
+    `images`: how many of what the sketch finds are simulated."""
     kept = _predicted(menu, keep_everything(menu))
     if kept is not None:
         return kept
     search = _Search(menu, tiers, min_sent_bytes)
     found: list[Chosen] = []
-    for program in search.programs():
+    for program in search.programs(images):
         on_trial()
         if (chosen := _predicted(menu, program)) is not None:
             found.append(chosen)
@@ -175,7 +178,7 @@ class _Search:
 
     # -- what is worth an image ---------------------------------------------------------------------------------------------------
 
-    def programs(self) -> Iterator[Program]:
+    def programs(self, images: int) -> Iterator[Program]:
         """Without sends, then what the sketch finds fastest, the best first."""
         alone = self.sketch(_Sending())
         if alone is not None and (program := self._program(alone.levels, alone.sending)) is not None:
@@ -188,7 +191,7 @@ class _Search:
         first = (self._first_calls(level, distance) for level in range(self.levels) for distance in (2, 1))
         plain = sorted((sketch for sketch in first if sketch is not None), key=_by_seconds)
         closer = {sketch.sending: sketch for start in (*starts, *plain[: 2 * SKETCHES]) for sketch in self._closer(start)}
-        chosen = [*sorted(closer.values(), key=_by_seconds)[:IMAGES], *plain[: IMAGES // 2]]
+        chosen = [*sorted(closer.values(), key=_by_seconds)[:images], *plain[: images // 2]]
         for sketch in {sketch.sending: sketch for sketch in chosen}.values():
             if (program := self._program(sketch.levels, sketch.sending)) is not None:
                 yield program

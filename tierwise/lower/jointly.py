@@ -17,7 +17,7 @@ from ..errors import InfeasibleBudget, InvalidSchedule, OverCapacity
 from ..ir import ON_DEVICE, Menu, Placement, check_schedule, peak_bytes
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
-from .choose import Chosen, choose, keep_everything, predicted, with_budget
+from .choose import IMAGES, Chosen, choose, keep_everything, predicted, with_budget
 from .compact import compact
 from .image import image
 from .states import StateUnit, lighter, state_units
@@ -26,6 +26,7 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 CORRECTIONS = 3  # times that the room for activations is made smaller when a whole program turns out too large
 HOST_SHARE = 0.9  # of host memory for state; the rest is for what passes through it
 GOOD_ENOUGH = 1.01  # of the time that keeping everything takes: nothing that moves state can gain more than the rest
+FIRST_IMAGES = 2  # of activations around a split that is only tried; the best one gets all of them
 WORTH_IT = 0.995  # moving state must gain this much over leaving it
 
 
@@ -105,11 +106,12 @@ class _Search:
         if self._best() is None:
             self._refuse()
         self._descend()
-        best = self._best()
-        assert best is not None
-        if alone is not None and best[1].seconds > alone.seconds * WORTH_IT:
-            return alone
-        return best[1]
+        found = self._best()
+        assert found is not None
+        best = found[1]
+        if alone is not None and best.seconds > alone.seconds * WORTH_IT:
+            best = alone
+        return self._closer(best)
 
     def _keep_all_seconds(self) -> float:
         made = image(self.menu, keep_everything(self.menu))
@@ -122,10 +124,18 @@ class _Search:
         if host > self.host_bytes:
             self.lacks["dram"] = host
             self._refuse()
-        found = [chosen for tiers in ((), self.tiers) if (chosen := self._with(states, passing, tiers)) is not None]
+        found = [chosen for tiers in ((), self.tiers) if (chosen := self._with(states, passing, tiers, IMAGES)) is not None]
         if not found:
             self._refuse()
         return min(found, key=lambda chosen: chosen.seconds)
+
+    def _closer(self, chosen: Chosen) -> Chosen:
+        """The same states, and activations around them as well as it goes."""
+        states = chosen.program.states
+        passing, _ = self.takes(states) if states else (0, 0)
+        sends = any(plan.sent for plan in chosen.program.calls.values())
+        again = self._with(states, passing, self.tiers if sends else (), IMAGES)
+        return chosen if again is None else min(chosen, again, key=lambda one: one.seconds)
 
     def _descend(self) -> None:
         """From the best so far: other shares of streamed updates, then ever smaller changes of both numbers."""
@@ -183,7 +193,7 @@ class _Search:
             short += host - self.host_bytes
         return None
 
-    def _with(self, states: Mapping[str, Placement], passing_bytes: int, tiers: Sequence[str]) -> Chosen | None:
+    def _with(self, states: Mapping[str, Placement], passing_bytes: int, tiers: Sequence[str], images: int = FIRST_IMAGES) -> Chosen | None:
         """Activations planned in what these states leave of the budget, with so much held all the time by whoever runs updates."""
         self.on_trial()
         light = lighter(self.menu, states)
@@ -196,7 +206,8 @@ class _Search:
             if room <= 0:
                 return None
             try:
-                inner = choose(replace(light, problem=light.problem.with_budget(room)), tiers=tiers, min_sent_bytes=self.min_sent_bytes)
+                within = replace(light, problem=light.problem.with_budget(room))
+                inner = choose(within, tiers=tiers, min_sent_bytes=self.min_sent_bytes, images=images)
             except InfeasibleBudget as error:
                 self._needs(self.menu.problem.budget_bytes - room + (error.least_bytes or 0))
                 return None
