@@ -9,7 +9,7 @@ from tierwise.errors import CopyFault, MissingTier, OutOfHostMemory
 from tierwise.execute import copies as copies_module
 from tierwise.execute.copies import Copies
 from tierwise.execute.device import Direction
-from tierwise.execute.host_pool import PAGE_BYTES, HostPool
+from tierwise.execute.host_pool import HostPool
 from tierwise.execute.lanes import Signal
 from tierwise.execute.null_device import NullDevice
 
@@ -204,18 +204,6 @@ def test_tickets_dropped_with_the_graph_give_their_host_bytes_back(put, copies, 
     gc.collect()
     copies.drain()
     assert pool.free_bytes == free
-
-
-def test_blocks_across_registrations_travel_in_pieces():
-    device = NullDevice(MIB, max_delay_seconds=0.002)
-    pool = HostPool(8 * PAGE_BYTES, device, pin_chunk_bytes=2 * PAGE_BYTES)
-    copies, tensor = Copies(device, pool), device.empty(7 * PAGE_BYTES + 5)
-    tensor.copy_(torch.arange(tensor.numel()) % 253)
-    ticket = copies.send(tensor)
-    assert torch.equal(copies.wait(copies.fetch(ticket)), tensor)
-    copies.drain()
-    pool.close()
-    device.close()
 
 
 def test_a_full_host_is_one_error_and_nothing_is_lost(put, copies, pool):

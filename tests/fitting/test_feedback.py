@@ -5,22 +5,29 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+import pytest
 import torch
 from fitting.training import equal, fitting, three_steps, tower, trained
 
 from tierwise.fitting import fitted, plan_of
 from tierwise.fitting.feedback import corrected, is_off
 from tierwise.ir import Compute, Copy, Span
+from tierwise.lower import image
+from tierwise.simulate import simulate
 
 
-def slowed(plan, computes: float, copies: float):
-    """The predicted step as if it had been measured, with everything slower by these factors."""
-    spans = []
+def slowed(plan, regions: float, between: float, copies: float):
+    """The predicted step as if it had been measured, with everything slower by these factors. A measurement has spans of regions and copies only."""
+    graph, spans, seconds = plan.image.problem.graph, [], plan.predicted.seconds
     for span in plan.predicted.spans:
-        step = plan.image.schedule.steps[span.step]
-        factor = computes if isinstance(step, Compute) else copies
-        spans.append(Span(span.step, span.lane, span.start, span.start + factor * (span.end - span.start)))
-    return replace(plan.predicted, spans=tuple(spans), seconds=2 * plan.predicted.seconds, measured=True)
+        step, taken = plan.image.schedule.steps[span.step], span.end - span.start
+        if isinstance(step, Compute) and graph.ops[step.op].region not in plan.program.calls:
+            seconds += (between - 1) * taken
+            continue
+        factor = regions if isinstance(step, Compute) else copies
+        seconds += (factor - 1) * taken * isinstance(step, Compute)
+        spans.append(Span(span.step, span.lane, span.start, span.start + factor * taken))
+    return replace(plan.predicted, spans=tuple(spans), seconds=seconds, measured=True)
 
 
 def test_times_of_choices_and_rates_of_links_are_those_measured(monkeypatch):
@@ -29,11 +36,14 @@ def test_times_of_choices_and_rates_of_links_are_those_measured(monkeypatch):
     with fitting(model, budget="800KiB") as found:
         plan = found.prepare((), {"x": torch.randn(512, 8), "target": torch.randn(512, 4)})
         copies = [step for step in plan.image.schedule.steps if isinstance(step, Copy)]
-        assert copies and is_off(plan.predicted, slowed(plan, 3.0, 1.0)) and not is_off(plan.predicted, plan.predicted)
-        menu = corrected(plan, slowed(plan, 3.0, 2.0))
+        assert copies and is_off(plan.predicted, slowed(plan, 3.0, 1.0, 1.0)) and not is_off(plan.predicted, plan.predicted)
+        menu = corrected(plan, slowed(plan, 3.0, 1.5, 2.0))
     for region, choices in plan.menu.choices.items():
         for before, after in zip(choices, menu.choices[region], strict=True):  # those that did not run by the same factor
             assert abs(after.seconds / before.seconds - 3) < 1e-6
+    costs, before = menu.problem.costs.op_seconds, plan.menu.problem.costs.op_seconds
+    loss = next(op.id for op in plan.menu.problem.graph.ops if op.region not in plan.program.calls)
+    assert abs(costs[loss, "gpu"] / before[loss, "gpu"] - 1.5) < 0.01
     out, slower = plan.menu.problem.machine.link("hbm", "dram").lanes["out"], menu.problem.machine.link("hbm", "dram").lanes["out"]
     assert 0.3 * out < slower < 0.55 * out  # a latency is part of each copy
 
@@ -53,3 +63,27 @@ def test_it_happens_by_itself_and_stops(monkeypatch, caplog):
     said = [record.message for record in caplog.records if "planned again with what was measured" in record.message]
     assert 1 <= len(said) <= 2
     assert equal(seen, expected)
+
+
+def test_a_plan_made_again_for_the_same_program_predicts_what_was_measured():
+    model = tower()
+    with fitting(model, budget="1MiB") as found:
+        plan = found.prepare((), {"x": torch.randn(512, 8), "target": torch.randn(512, 4)})
+        measured = slowed(plan, 1.3, 2.0, 1.0)
+        made = image(corrected(plan, measured), plan.program)
+    assert abs(simulate(made.problem, made.schedule).seconds / measured.seconds - 1) < 0.02
+
+
+def test_a_call_that_waited_does_not_count():
+    """Of three calls that send nothing one is held up; the middle one is what the next plan counts on."""
+    model = tower()
+    with fitting(model, budget="1GiB") as found:
+        plan = found.prepare((), {"x": torch.randn(512, 8), "target": torch.randn(512, 4)})
+        measured = slowed(plan, 1.0, 1.0, 1.0)
+        late = measured.spans[0]
+        measured = replace(measured, spans=(late._replace(end=late.end + 1.0), *measured.spans[1:]), seconds=measured.seconds + 1.0)
+        menu = corrected(plan, measured)
+    for region, choices in plan.menu.choices.items():
+        calls = sum(call.region == region for call in plan.menu.problem.graph.calls)
+        if calls > 2:
+            assert [after.seconds for after in menu.choices[region]] == pytest.approx([before.seconds for before in choices])

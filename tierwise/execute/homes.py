@@ -32,24 +32,17 @@ class Home(Protocol):
 
 
 class HostHome:
-    """A block of the host pool. Copies are cut where the pool says, each piece after the one before, so the last stands for all."""
+    """A block of the host pool."""
 
     def __init__(self, device: Device, pool: Pool, nbytes: int) -> None:
         self._device = device
         self._pool, self._block = pool.place(nbytes)
 
     def write(self, source: torch.Tensor, ready: Event) -> Event:
-        event, host = ready, self._block.bytes
-        for piece in self._block.pieces:
-            event = self._device.copy(Direction.OUT, host[piece], source[piece], after=(event, *self._block.after))
-        return event
+        return self._device.copy(Direction.OUT, self._block.bytes, source, after=(ready, *self._block.after))
 
     def read(self, destination: torch.Tensor, after: Sequence[Event]) -> Event:
-        host = self._block.bytes
-        for piece in self._block.pieces:
-            event = self._device.copy(Direction.IN, destination[piece], host[piece], after=after)
-            after = (event,)
-        return event
+        return self._device.copy(Direction.IN, destination, self._block.bytes, after=after)
 
     def moment(self, direction: Direction, after: Sequence[Event]) -> Moment:
         return self._device.moment(direction, after=after)

@@ -1,5 +1,7 @@
 """Host memory of the plan's size: one slab, its pages locked as far as allowed, handed out by offset.
 
+Pages are locked by one registration: no copy, ours or torch's or the user's of a state_dict, may reach from one registration into the next.
+
 torch's own pinned allocator rounds every block up to a power of two, which costs up to twice the memory; here the slab is exactly what was
 asked for. Two limits hold separately: how much host memory may be used, and how much of that may be pinned. What cannot be pinned is
 ordinary pageable memory: copies from it are right but slower.
@@ -15,13 +17,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import psutil
 import torch
 
-from ..errors import BadInput, OutOfHostMemory
+from ..errors import OutOfHostMemory
 from ..units import exact_bytes, format_bytes
 from .device import Device
 from .lanes import Event
@@ -29,21 +30,21 @@ from .offsets import Offsets, round_up
 
 ALIGNMENT = 512  # what CUDA's allocator gives, so that bytes lie the same in both tiers
 PAGE_BYTES = 4096  # what direct disk access wants
-PIN_CHUNK_BYTES = 1 << 30  # locking pages takes seconds: report progress a few times a second
+TOUCH_BYTES = 1 << 30  # pages are first touched, which takes most of the time of locking them: report progress a few times a second
+LEAST_PINNED_BYTES = 1 << 20  # when the system refuses, half of it is tried, and so on down to this
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Block:
-    """Bytes of the slab. `pieces` cuts them where registrations meet: no single copy may cross that border."""
+    """Bytes of the slab, all pinned or all pageable."""
 
     offset: int
     bytes: torch.Tensor
     alignment: int
     pinned: bool
     after: tuple[Event, ...]  # what still uses these bytes: come after it before writing
-    pieces: tuple[slice, ...]
 
     @property
     def nbytes(self) -> int:
@@ -63,21 +64,20 @@ class HostPool:
         *,
         host_limit_bytes: int | None = None,
         pinned_limit_bytes: int | None = None,
-        pin_chunk_bytes: int = PIN_CHUNK_BYTES,
+        touch_bytes: int = TOUCH_BYTES,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        if pin_chunk_bytes % PAGE_BYTES:
-            raise BadInput(f"pages are pinned in chunks of whole pages, not of {pin_chunk_bytes} bytes; use a multiple of {PAGE_BYTES}")
         self.nbytes = round_up(max(nbytes, 1), PAGE_BYTES)
         self.pinned_bytes = 0
         self._device = device
-        self._chunk_bytes = pin_chunk_bytes
         self._slab: torch.Tensor | None = _slab(self.nbytes, host_limit_bytes)
         device.exempt(self._slab)
         pinned: list[int] = []
         self._unpin = weakref.finalize(self, _unpin, device, pinned, self._slab, os.getpid())
         try:
-            self._pin(pinned, self.nbytes if pinned_limit_bytes is None else min(self.nbytes, pinned_limit_bytes), progress)
+            limit_bytes = self.nbytes if pinned_limit_bytes is None else min(self.nbytes, pinned_limit_bytes)
+            self._touch(limit_bytes, touch_bytes, progress)
+            self._pin(pinned, limit_bytes // PAGE_BYTES * PAGE_BYTES)
         except BaseException:
             self.close()
             raise
@@ -102,7 +102,7 @@ class HostPool:
                 place = offsets.take(nbytes, alignment)
                 if place is not None:
                     start = place.offset
-                    return Block(start, slab[start : start + nbytes], alignment, pinned, place.after, self._pieces(start, nbytes))
+                    return Block(start, slab[start : start + nbytes], alignment, pinned, place.after)
             free = sum(offsets.free_bytes for offsets in self._offsets.values())
             largest = max(offsets.largest_bytes for offsets in self._offsets.values())
         raise OutOfHostMemory(
@@ -129,28 +129,28 @@ class HostPool:
             block, after = self._freed.popleft()
             self._offsets[block.pinned].give(block.offset, block.nbytes, block.alignment, after)
 
-    def _pin(self, pinned: list[int], limit_bytes: int, progress: Callable[[int, int], None] | None) -> None:
+    def _touch(self, limit_bytes: int, step_bytes: int, progress: Callable[[int, int], None] | None) -> None:
         assert self._slab is not None
-        total_bytes = limit_bytes // PAGE_BYTES * PAGE_BYTES
-        while self.pinned_bytes < total_bytes:
-            address = self._slab.data_ptr() + self.pinned_bytes
-            chunk_bytes = min(self._chunk_bytes, total_bytes - self.pinned_bytes)
-            refusal = self._device.pin(address, chunk_bytes)
-            if refusal:
-                rest = format_bytes(self.nbytes - self.pinned_bytes)
-                _log.warning("%s of host memory stay pageable, copies from there are slower: %s", rest, refusal)
-                return
-            pinned.append(address)
-            self.pinned_bytes += chunk_bytes
+        for start in range(0, limit_bytes, step_bytes):
+            stop = min(start + step_bytes, limit_bytes)
+            self._slab[start:stop].zero_()
             if progress is not None:
-                progress(self.pinned_bytes, total_bytes)
+                progress(stop, limit_bytes)
 
-    def _pieces(self, start: int, nbytes: int) -> tuple[slice, ...]:
-        if start >= self.pinned_bytes:
-            return (slice(0, nbytes),)
-        borders = range(round_up(start + 1, self._chunk_bytes), start + nbytes, self._chunk_bytes)
-        cuts = [0, *(border - start for border in borders), nbytes]
-        return tuple(slice(low, high) for low, high in pairwise(cuts))
+    def _pin(self, pinned: list[int], nbytes: int) -> None:
+        assert self._slab is not None
+        first_refusal = ""
+        while nbytes:
+            refusal = self._device.pin(self._slab.data_ptr(), nbytes)
+            if not refusal:
+                pinned.append(self._slab.data_ptr())
+                self.pinned_bytes = nbytes
+                break
+            first_refusal = first_refusal or refusal
+            nbytes = nbytes // 2 // PAGE_BYTES * PAGE_BYTES if nbytes > LEAST_PINNED_BYTES else 0
+        if first_refusal:
+            rest = format_bytes(self.nbytes - self.pinned_bytes)
+            _log.warning("%s of host memory stay pageable, copies from there are slower: %s", rest, first_refusal)
 
 
 def _unpin(device: Device, pinned: list[int], slab: torch.Tensor, owner: int) -> None:

@@ -40,6 +40,7 @@ class Recording:
         self.copies: list[CopyFact] = []
         self.sent: dict[int, list[tuple[int, str, int]]] = {}  # parcel -> region call, value, bytes
         self.memory: list[tuple[Moment, int]] = []  # allocated bytes
+        self.updated: Moment | None = None  # when the optimizer's step was over, if it was seen
         self.end: Moment | None = None
         self.after: MemoryUse | None = None
         self._hooks: list[RemovableHandle] = []
@@ -63,6 +64,10 @@ class Recording:
 
     def was_sent(self, call: int, name: str, nbytes: int, parcel: int) -> None:
         self.sent.setdefault(parcel, []).append((call, name, nbytes))
+
+    def was_updated(self) -> None:
+        """The optimizer's step is over: what comes before the next forward is none of the step's."""
+        self.updated = self._now()
 
     def close(self) -> None:
         """The step is over."""

@@ -1,7 +1,7 @@
-"""What a recorded step says about the costs a plan was made with: times of regions and rates of links, for the next plan.
+"""What a recorded step says about the costs a plan was made with: times of regions, of what runs between them, and rates of links, for the next plan.
 
-A call that waits for a copy looks slow, and so does a copy that waits for its turn; so of the calls of one class and choice the quickest counts, and
-of the copies over a link the middle one.
+A call that waits for a copy looks slow; so of the calls of one class and choice those count that send nothing, and of these the middle one: a card
+that is kept busy runs slower than its quickest call. Where all send, the quickest. Of the copies over a link the middle one counts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import replace
 from statistics import mean, median
 
-from ..ir import Choice, Compute, Copy, Machine, Menu, Phase, Timeline
+from ..ir import Choice, Compute, Copy, Machine, Menu, Phase, Problem, Timeline
 from .plan import Plan
 
 OFF = 0.05  # of the predicted time of a step: what a prediction may be off by
@@ -24,31 +24,48 @@ def is_off(predicted: Timeline, measured: Timeline) -> bool:
 
 
 def corrected(plan: Plan, measured: Timeline) -> Menu:
-    """The plan's menu with what was measured: choices that ran as they ran, others of their class by the same factor, links at their rates."""
+    """The plan's menu with what was measured: choices that ran as they ran, others of their class by the same factor, what is between regions as
+    long as it took, links at their rates."""
     menu, graph = plan.menu, plan.image.problem.graph
-    seconds: dict[tuple[int, str, Phase], list[float]] = defaultdict(list)
+    alone: dict[tuple[int, str, Phase], list[float]] = defaultdict(list)
+    sending: dict[tuple[int, str, Phase], list[float]] = defaultdict(list)
     rates: dict[tuple[str, str], list[float]] = defaultdict(list)
+    within = 0.0
     for span in measured.spans:
         step = plan.image.schedule.steps[span.step]
         if isinstance(step, Compute) and graph.ops[step.op].region in plan.program.calls:
-            op = graph.ops[step.op]
-            region, choice = graph.calls[op.region].region, plan.program.calls[op.region].choice
-            seconds[region, choice, op.phase].append(span.end - span.start)
+            op, call = graph.ops[step.op], plan.program.calls[graph.ops[step.op].region]
+            (sending if call.sent else alone)[graph.calls[op.region].region, call.choice, op.phase].append(span.end - span.start)
+            within += span.end - span.start
         elif isinstance(step, Copy) and graph.storages[step.storage].nbytes >= LEAST_COPY_BYTES and span.end > span.start:
             rates[step.src, step.dst].append(graph.storages[step.storage].nbytes / (span.end - span.start))
-    quickest = {key: min(found) for key, found in seconds.items()}
-    choices = {region: tuple(_corrected(choice, region, found, quickest) for choice in found) for region, found in menu.choices.items()}
+    ran = {key: min(found) for key, found in sending.items()} | {key: median(found) for key, found in alone.items()}
+    choices = {region: tuple(_corrected(choice, region, found, ran) for choice in found) for region, found in menu.choices.items()}
     machine = _with_rates(menu.problem.machine, {way: median(found) for way, found in rates.items()})
-    return replace(menu, choices=choices, problem=replace(menu.problem, machine=machine))
+    problem = _between(replace(menu.problem, machine=machine), plan, measured.seconds - within)
+    return replace(menu, choices=choices, problem=problem)
 
 
-def _corrected(choice: Choice, region: int, others: tuple[Choice, ...], quickest: dict[tuple[int, str, Phase], float]) -> Choice:
+def _between(problem: Problem, plan: Plan, measured_seconds: float) -> Problem:
+    """Ops outside of the planned calls, all slower or faster by what they and the waiting between calls came to."""
+    device, calls = problem.machine.device.name, plan.program.calls
+    waiting = max(0.0, plan.predicted.seconds - plan.predicted.busy_seconds().get(device, 0.0))
+    outside = [(op.id, device) for op in problem.graph.ops if op.region not in calls and (op.id, device) in problem.costs.op_seconds]
+    planned = sum(problem.costs.op_seconds[op] for op in outside)
+    if planned <= 0 or measured_seconds <= waiting:
+        return problem
+    factor = (measured_seconds - waiting) / planned
+    seconds = {**problem.costs.op_seconds, **{op: factor * problem.costs.op_seconds[op] for op in outside}}
+    return replace(problem, costs=replace(problem.costs, op_seconds=seconds))
+
+
+def _corrected(choice: Choice, region: int, others: tuple[Choice, ...], ran: dict[tuple[int, str, Phase], float]) -> Choice:
     def seconds(planned: float, phase: Phase) -> float:
-        if (found := quickest.get((region, choice.name, phase))) is not None:
+        if (found := ran.get((region, choice.name, phase))) is not None:
             return found
         of = {other.name: other.forward_seconds if phase is Phase.FORWARD else other.backward_seconds for other in others}
-        known = [(name, of[name]) for name in of if (region, name, phase) in quickest and of[name] > 0]
-        return planned * mean(quickest[region, name, phase] / was for name, was in known) if known else planned
+        known = [(name, of[name]) for name in of if (region, name, phase) in ran and of[name] > 0]
+        return planned * mean(ran[region, name, phase] / was for name, was in known) if known else planned
 
     return replace(
         choice,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,8 @@ class Fitted:
         self._told: Plan | None = None
         self.set_aside: list[Callable[[], None]] = []  # called when all is given back, the last first
         self._closes_device = closes_device
+        if optimizer is not None:
+            self.set_aside.append(optimizer.register_step_post_hook(partial(_updated, weakref.ref(self.meter))).remove)
         self._modules, self._parameters = list(model.modules()), list(model.parameters())
         self._menus: dict[Any, PreparedMenu] = {}
         self._codes: dict[Any, RegionCode] = {}
@@ -351,6 +355,11 @@ class Fitted:
 
     def _key(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return key_of(self._modules, self._parameters, self.device.torch_device.type, args, kwargs)
+
+
+def _updated(meter: weakref.ref[Meter], optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if (found := meter()) is not None:
+        found.step_updated()
 
 
 def _region_plans(prepared: PreparedMenu, program: Program) -> dict[tuple[str, int], RegionPlan]:

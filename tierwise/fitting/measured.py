@@ -22,7 +22,7 @@ def measured_timeline(recording: Recording, plan: Plan, host_bytes: int) -> Time
     before, after = recording.before.peak_allocated_bytes, recording.after.peak_allocated_bytes
     peak = after if after > before else max((nbytes for _, nbytes in samples), default=after)  # the allocator's own where it rose in this step
     return Timeline(
-        seconds=recording.end.since(recording.start),
+        seconds=(recording.updated or recording.end).since(recording.start),
         peak_bytes={tier: peak, **({"dram": host_bytes} if host_bytes else {})},
         spans=tuple(spans),
         memory={tier: {ALLOCATED: Curve(tuple(when for when, _ in samples), tuple(nbytes for _, nbytes in samples))}},

@@ -44,6 +44,11 @@ class Meter:
             session.recording.close()
             self._fitted.below.copies.watch = session.recording = None
 
+    def step_updated(self) -> None:
+        """The optimizer has done its step."""
+        if self._fitted.session.recording is not None:
+            self._fitted.session.recording.was_updated()
+
     def step_begins(self, plan: Plan) -> None:
         fitted, now = self._fitted, self._now()
         if self._mark is not None:

@@ -286,13 +286,8 @@ def chunk_bytes(unit: Unit, rows: int, dtype: torch.dtype) -> int:
 
 
 def copy_block(device: Device, direction: Direction, block: Block, span: slice, other: torch.Tensor, *, after: Sequence[Event]) -> Event:
-    """Copy between bytes `span` of a block and as many on the device, cut where the pool says; the last piece's event stands for all."""
-    event: Event = already()
-    for piece in block.pieces:
-        start, stop = max(piece.start, span.start), min(piece.stop, span.stop)
-        if start < stop:
-            host, there = block.bytes[start:stop], other[start - span.start : stop - span.start]
-            pair = (host, there) if direction is Direction.OUT else (there, host)
-            event = device.copy(direction, *pair, after=after)
-            after = (event,)
-    return event
+    """Copy between bytes `span` of a block and as many on the device."""
+    if span.start >= span.stop:
+        return already()
+    host, there = block.bytes[span], other[: span.stop - span.start]
+    return device.copy(direction, *((host, there) if direction is Direction.OUT else (there, host)), after=after)

@@ -15,7 +15,7 @@ from .arithmetic import Formula
 from .facade import MASTER
 from .homes import DiskChunks, HostChunks
 from .rules import rule_of
-from .torchs import is_piecewise, state_names
+from .torchs import device_of_step, is_piecewise, state_names
 from .units import Slot, Unit
 from .updates import Stored, Updates
 from .whole import Whole
@@ -57,13 +57,13 @@ class Ledger:
             for slot, state in known.items():
                 self._optimizer.state.pop(slot.parameter, None)
                 if state:
-                    self._optimizer.state[slot.parameter] = _cast(state, slot.parameter.device, slot.parameter.dtype)
+                    self._optimizer.state[slot.parameter] = _cast(state, slot.parameter.device, slot.parameter.dtype, self._step_device(slot))
             return
         if isinstance(self._arithmetic, Whole):
             for slot, state in known.items():
                 self._arithmetic.kept.pop(slot, None)
                 if state:
-                    self._arithmetic.kept[slot] = _cast(state, HOST, home.unit.dtype)
+                    self._arithmetic.kept[slot] = _cast(state, HOST, home.unit.dtype, HOST)
             known = {slot: {} for slot in known}
         for slot, state in known.items():
             slot.steps = int(state["step"]) if "step" in state else int(any(isinstance(value, torch.Tensor) for value in state.values()))
@@ -86,11 +86,14 @@ class Ledger:
             return {}
         found: dict[str, Any] = {}
         if type(self._optimizer) is not torch.optim.SGD:
-            found["step"] = torch.tensor(float(slot.steps))
+            found["step"] = torch.tensor(float(slot.steps), device=self._step_device(slot))
         names = home.states if home.dtype == home.unit.dtype else home.names
         for name in (*home.states, *(set(names) - set(home.states))):
             found[name] = access.read(home, slot, name).as_strided(slot.size, slot.stride)
         return found
+
+    def _step_device(self, slot: Slot) -> torch.device:
+        return device_of_step(self._optimizer.param_groups[slot.group], slot.parameter.device)
 
     def refresh(self, home: Stored, slots: Iterable[Slot]) -> None:
         """Somebody wrote to these parameters: masters follow where they differ by more than rounding."""
@@ -121,12 +124,14 @@ def stored_of(unit: Unit, optimizer: torch.optim.Optimizer | None, masters: str 
     return home
 
 
-def _cast(state: Mapping[str, Any], place: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """As torch does it when a state is loaded: everything to the parameter's device, numbers with a fraction to its type, `step` as it is."""
+def _cast(state: Mapping[str, Any], place: torch.device, dtype: torch.dtype, step_device: torch.device) -> dict[str, Any]:
+    """As torch does it when a state is loaded: everything to the parameter's device, numbers with a fraction to its type, `step` in its own."""
     made: dict[str, Any] = {}
     for key, value in state.items():
-        if not isinstance(value, torch.Tensor) or key == "step":
-            made[key] = value.clone() if isinstance(value, torch.Tensor) else value
+        if not isinstance(value, torch.Tensor):
+            made[key] = value
+        elif key == "step":
+            made[key] = value.to(step_device, copy=True)
         else:
             made[key] = value.to(place, dtype if value.is_floating_point() else value.dtype, copy=True)
     return made

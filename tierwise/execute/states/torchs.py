@@ -40,6 +40,11 @@ def state_names(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
     return "exp_avg", "exp_avg_sq"
 
 
+def device_of_step(group: Mapping[str, Any], device: torch.device) -> torch.device:
+    """Where torch counts the steps of a parameter on this device."""
+    return device if group.get("fused") or group.get("capturable") else torch.device("cpu")
+
+
 def check_options(optimizer: torch.optim.Optimizer) -> None:
     for option in ("differentiable", "capturable"):
         if any(group.get(option) for group in optimizer.param_groups):
@@ -75,8 +80,7 @@ def update_piece(
         if step == 1 and names:
             kept["momentum_buffer"] = None  # torch starts with the gradient itself
     else:
-        device = piece.device if group.get("fused") else "cpu"
-        kept["step"] = torch.tensor(float(step - 1), device=device)
+        kept["step"] = torch.tensor(float(step - 1), device=device_of_step(group, piece.device))
         if "max_exp_avg_sq" in kept and not group["amsgrad"]:
             del kept["max_exp_avg_sq"]
     shadow = shadow_of(optimizer, [{**group, "params": [piece]}], defaultdict(dict, {piece: kept}))
