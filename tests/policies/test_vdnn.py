@@ -85,13 +85,15 @@ def test_kernels_for_speed_and_for_memory():
     assert simulate(problem, plan(problem, "vdnn", mode="none")).seconds == 9 - 2
 
 
-def test_dyn_downgrades_kernels_before_it_gives_up_speed():
+@pytest.mark.parametrize("policy", ["vdnn", "cdma", "cswap"])  # the last two send what vDNN chose, and run its kernels
+def test_dyn_downgrades_kernels_before_it_gives_up_speed(policy):
     # With its maps offloaded a forward op holds 20 bytes: with 50 there is room for fft, with 49 for winograd.
     problem = with_kernels(chain(6))
-    assert [peak_bytes(problem, schedule)["hbm"] for schedule in _ladder(problem.with_budget(49), "dram")] == [100, 50, 50, 40, 40, 40, 40]
+    rungs = _ladder(problem.with_budget(49), "dram", lambda swap: swap)
+    assert [peak_bytes(problem, schedule)["hbm"] for schedule in rungs] == [100, 50, 50, 40, 40, 40, 40]
     for hbm, kernel, seconds in ((50, "fft", 13 - 3), (49, "winograd", 13 - 1.2)):
         fast_bus = with_kernels(chain(6, on=machine(hbm=hbm, rate=1000.0)))
-        found = plan(fast_bus, "vdnn")
+        found = plan(fast_bus, policy)
         assert kernels(fast_bus, found) == [kernel] * 6
         assert simulate(fast_bus, found).seconds == pytest.approx(seconds)
 

@@ -3,7 +3,7 @@
 Paper    Rhu, O'Connor, Chatterjee, Pool, Keckler, HPCA 2018, arXiv:1705.01626.
 Idea     what ReLUs leave behind is mostly zeros; an engine that skips them carries two to three times as much over the same bus.
 Rule     what vDNN offloads goes as zero-value compression: a bit for each word and the words that are not zero, encoded and decoded by the copy
-         engine at the rate at which it can read memory. mode as in vDNN: dyn is the first of nothing, conv, all that fits.
+         engine at the rate at which it can read memory. Modes and kernels are vDNN's.
 Differs  no GPU has the engine: the machine's links are given one that passes 0.6 of the memory's bandwidth, the share the paper sets aside
          (200 of 336 GB/s, from memory). engine=False packs with kernels of the device instead, where that pays. Densities are those of cDMA's own
          average by kind of layer (policies/_codecs.py) unless the problem brings some.
@@ -13,13 +13,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..errors import BadInput, InfeasibleBudget
 from ..ir import Problem, Schedule
-from ..units import format_bytes
 from ._codecs import can_code, with_codecs
-from ._fit import device_peak
-from ._gaps import Swap, build
-from .vdnn import LADDER, offloads
+from ._gaps import Swap
+from .vdnn import by_layer
 
 DECIDES = "swap by layer, compressed"
 FIDELITY = "faithful"
@@ -39,17 +36,9 @@ def prepare(problem: Problem, *, engine: bool = True, tier: str = "dram") -> Pro
     return replace(problem, machine=replace(problem.machine, links=links))
 
 
-def plan(problem: Problem, *, mode: str = "dyn", tier: str = "dram", engine: bool = True) -> Schedule:
-    if mode not in (*LADDER, "dyn"):
-        raise BadInput(f"mode is {mode!r}; cdma knows {', '.join(LADDER)} and dyn")
-    needed = {}
-    for rung in LADDER if mode == "dyn" else (mode,):
-        schedule = build(problem, [_compressed(problem, swap) for swap in offloads(problem, rung, tier)])
-        needed[rung] = device_peak(problem, schedule)
-        if mode != "dyn" or needed[rung] <= problem.budget_bytes:
-            return schedule
-    least = min(needed.values())
-    raise InfeasibleBudget(f"even offloading all, cdma needs {format_bytes(least)}", least_bytes=least)
+def plan(problem: Problem, *, mode: str = "dyn", kernels: str = "performance", tier: str = "dram", engine: bool = True) -> Schedule:
+    """mode, kernels: as in vdnn. engine: of `prepare`."""
+    return by_layer(problem, "cdma", mode, kernels, tier, lambda swap: _compressed(problem, swap))
 
 
 def _compressed(problem: Problem, swap: Swap) -> Swap:

@@ -5,22 +5,20 @@ Idea     a tensor with few zeros, or one whose copy is hidden anyway, only loses
 Rule     for bytes S, encoded bytes E, rates out and in, seconds of coding c and d, and seconds h_f, h_b of compute the copies can hide behind:
          plain  max(0, S/out - h_f) + max(0, S/in - h_b)
          coded  max(0, E/out + c - h_f) + max(0, E/in + d - h_b);  the codec with the least, if that is less than plain.
-Differs  the inequality is from memory, and the swaps under it are vDNN's without the wait at the end of a layer: what the paper swaps was not
-         to be had. c and d come from rates, not from a regression. Codecs are ZVC and CSR, not RLE and LZ4. Sparsity is by kind of layer unless the
-         problem brings it, and does not change over training. h_f is the layer the copy leaves under, h_b what runs from its fetch to its use.
+Differs  the inequality is from memory, and the swaps under it are vDNN's, its kernels too, without the wait at the end of a layer: what the paper
+         swaps was not to be had. c and d come from rates, not from a regression. Codecs are ZVC and CSR, not RLE and LZ4. Sparsity is by kind of
+         layer unless the problem brings it, and does not change over training. h_f is the layer the copy leaves under, h_b what runs from its fetch
+         to its use.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ..errors import BadInput, InfeasibleBudget
 from ..ir import Problem, Schedule
-from ..units import format_bytes
 from ._codecs import can_code, with_codecs
-from ._fit import device_peak
-from ._gaps import Swap, build
-from .vdnn import LADDER, offloads
+from ._gaps import Swap
+from .vdnn import by_layer
 
 DECIDES = "swap by layer; codec by tensor"
 FIDELITY = "like"
@@ -33,18 +31,9 @@ def prepare(problem: Problem) -> Problem:
     return with_codecs(problem, CODECS)
 
 
-def plan(problem: Problem, *, mode: str = "dyn", tier: str = "dram") -> Schedule:
-    if mode not in (*LADDER, "dyn"):
-        raise BadInput(f"mode is {mode!r}; cswap knows {', '.join(LADDER)} and dyn")
-    needed = {}
-    for rung in LADDER if mode == "dyn" else (mode,):
-        swaps = [replace(swap, join=False) for swap in offloads(problem, rung, tier)]
-        schedule = build(problem, [replace(swap, codec=best_codec(problem, swap, CODECS)) for swap in swaps])
-        needed[rung] = device_peak(problem, schedule)
-        if mode != "dyn" or needed[rung] <= problem.budget_bytes:
-            return schedule
-    least = min(needed.values())
-    raise InfeasibleBudget(f"even offloading all, cswap needs {format_bytes(least)}", least_bytes=least)
+def plan(problem: Problem, *, mode: str = "dyn", kernels: str = "performance", tier: str = "dram") -> Schedule:
+    """mode, kernels: as in vdnn."""
+    return by_layer(problem, "cswap", mode, kernels, tier, lambda swap: replace(swap, join=False, codec=best_codec(problem, swap, CODECS)))
 
 
 def best_codec(problem: Problem, swap: Swap, names: tuple[str, ...]) -> str:

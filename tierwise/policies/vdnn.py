@@ -14,7 +14,7 @@ Differs  kernels are the step's variants, and captured steps have none unless th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ..errors import BadInput, InfeasibleBudget
 from ..ir import Graph, Op, Phase, Problem, Schedule, peak_bytes
@@ -32,22 +32,27 @@ KERNELS = ("performance", "memory")
 
 def plan(problem: Problem, *, mode: str = "dyn", kernels: str = "performance", tier: str = "dram") -> Schedule:
     """kernels: of the fixed modes; dyn decides itself."""
+    return by_layer(problem, "vdnn", mode, kernels, tier)
+
+
+def by_layer(problem: Problem, policy: str, mode: str, kernels: str, tier: str, sent: Callable[[Swap], Swap] = lambda swap: swap) -> Schedule:
+    """The plan of a mode; `sent` says how a policy that builds on vDNN's choice sends each of its swaps."""
     if mode not in (*LADDER, "dyn"):
-        raise BadInput(f"mode is {mode!r}; vdnn knows {', '.join(LADDER)} and dyn")
+        raise BadInput(f"mode is {mode!r}; {policy} knows {', '.join(LADDER)} and dyn")
     if kernels not in KERNELS:
-        raise BadInput(f"kernels is {kernels!r}; vdnn knows {' and '.join(KERNELS)}")
+        raise BadInput(f"kernels is {kernels!r}; {policy} knows {' and '.join(KERNELS)}")
     if mode != "dyn":
-        return build(problem, offloads(problem, mode, tier), variants=_kernels(problem, kernels))
+        return build(problem, [sent(swap) for swap in offloads(problem, mode, tier)], variants=_kernels(problem, kernels))
     needed = []
-    for schedule in _ladder(problem, tier):
+    for schedule in _ladder(problem, tier, sent):
         needed.append(peak_bytes(problem, schedule)[problem.device_tier])
         if needed[-1] <= problem.budget_bytes:
             return schedule
-    raise InfeasibleBudget(f"even offloading all, vdnn needs {format_bytes(min(needed))}", least_bytes=min(needed))
+    raise InfeasibleBudget(f"even offloading all, {policy} needs {format_bytes(min(needed))}", least_bytes=min(needed))
 
 
-def _ladder(problem: Problem, tier: str) -> Iterator[Schedule]:
-    swaps = {mode: offloads(problem, mode, tier) for mode in LADDER}
+def _ladder(problem: Problem, tier: str, sent: Callable[[Swap], Swap]) -> Iterator[Schedule]:
+    swaps = {mode: [sent(swap) for swap in offloads(problem, mode, tier)] for mode in LADDER}
     fastest, smallest = _kernels(problem, "performance"), _kernels(problem, "memory")
     for mode in LADDER:
         yield build(problem, swaps[mode], variants=fastest)
