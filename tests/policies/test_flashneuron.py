@@ -187,13 +187,19 @@ def test_codecs_are_for_writes_that_forward_does_not_hide():
     assert plan(fast, "flashneuron", codecs="csr") == plan(fast, "flashneuron")
 
 
-def test_what_compresses_best_goes_first():
-    problem = relus(hbm=200)
-    a0, a1, a2 = 1, 2, 3
-    best = dataclasses.replace(problem.costs.codecs[0], encoded_bytes={a0: 39, a1: 30, a2: 10})
-    problem = dataclasses.replace(problem, costs=dataclasses.replace(problem.costs, codecs=(best,)))
-    sent = [s.storage for s in plan(problem, "flashneuron", codecs="csr", as_published=True).steps if isinstance(s, Copy) and s.dst == "nvme"]
-    assert sorted(sent)[-1] == a2 and len(sent) == len([s for s in plan(problem, "flashneuron").steps if isinstance(s, Copy) and s.dst == "nvme"])
+def test_what_compresses_worst_is_replaced_until_the_writes_are_hidden():
+    def sent(disk_rate: float, codecs: str) -> list[str]:
+        """batch has 40 bytes and no form; a0 39, a1 30 and a2 10 of 40. Two must go, and forward takes 4 s."""
+        problem = relus(hbm=250, rate=1000.0, disk_rate=disk_rate)
+        forms = dataclasses.replace(problem.costs.codecs[0], encoded_bytes={1: 39, 2: 30, 3: 10})
+        problem = dataclasses.replace(problem, costs=dataclasses.replace(problem.costs, codecs=(forms,)))
+        steps = plan(problem, "flashneuron", codecs=codecs, as_published=True).steps
+        return [f"{problem.graph.storages[s.storage].name} {s.src_form}".strip() for s in steps if isinstance(s, Copy) and s.dst == "nvme"]
+
+    assert sent(14.0, "none") == ["batch", "a0"]
+    assert sent(20.0, "csr") == ["batch", "a0"]  # 80 bytes are written in 4 s as they are
+    assert sent(14.0, "csr") == ["a0 zvc", "a2 zvc"]  # 79 are more than 56, 49 are not
+    assert sent(10.0, "csr") == ["a1 zvc", "a2 zvc"]  # 49 are more than 40
 
 
 def test_unknown_codecs():

@@ -6,7 +6,8 @@ Rule     keep = budget - lasting - max over ops of the bytes it touches;  offloa
          the rest is below keep, each at its last idle gap that begins in forward;  backward begins when all are out;  after each of its ops fetch
          in order of use while  largest hole - largest working set > bytes.  Kept storages are placed first fit from the low end, offloaded
          ones from the high end, workspace and outputs nobody reads in one hole set aside for them. codecs, if asked for and if forward does
-         not hide the writes: first what compresses best, encoded on the device, until the writes fit; csr is exact, fp16 rounds.
+         not hide the writes: all is encoded on the device, and what compresses worst is replaced by what compresses best until the writes fit; csr is
+         exact, fp16 rounds.
 Differs  codecs are off unless asked for, as in the artifact; csr is a mask and the values that are not zero, and takes its turn on the device instead
          of a stream of low priority; what ops tolerate fp16 is not known, so all do.
          Without a disk it offloads to host memory. Blocks are single bytes unless page_bytes says otherwise (the paper's: 4096).
@@ -114,7 +115,7 @@ class _Run:
         self.coded: dict[int, str] = {}  # what of the chosen is encoded, and how
         self.chosen = self._choose(refuse) if offload else {}
         if codecs and self._write_seconds(self.chosen) > problem.op_starts[self.boundary]:
-            self.chosen = self._choose_by_ratio(codecs)
+            self.chosen = self._compress(codecs)
         self.issue = self._by_op(issue_order)
         self._place_inputs()
         self.to_fetch = deque(self._in_order_of_return())
@@ -185,21 +186,24 @@ class _Run:
             self._refuse(f"{format_bytes(remaining)} of activations cannot be sent out and there is room for {format_bytes(keep)}")
         return chosen
 
-    def _choose_by_ratio(self, codecs: tuple[str, ...]) -> dict[int, int]:
-        """As many, but first those that compress best; encoded, where that makes them smaller, until forward hides the writes."""
-        plain = {s: min(codecs, key=lambda name: self._size(s, name)) for s in self._candidates() if self._last_gap_of_forward(s) is not None}
-        best = sorted(plain, key=lambda s: self._size(s, plain[s]) / self.nbytes[s])  # of equals, the first used
-        wanted = sum(self.nbytes[s] for s in self.chosen)
-        chosen: dict[int, int] = {}
-        for storage in best:
-            if wanted <= 0:
+    def _compress(self, codecs: tuple[str, ...]) -> dict[int, int]:
+        """The same encoded, where that is smaller; and what compresses worst replaced by what compresses best, until forward hides the writes."""
+        gaps = {s: gap for s in self._candidates() if (gap := self._last_gap_of_forward(s)) is not None}
+        forms = {s: min(codecs, key=lambda name: self._size(s, name)) for s in gaps}
+        share = {s: self._size(s, form) / self.nbytes[s] for s, form in forms.items()}
+        self.coded = {s: form for s, form in forms.items() if share[s] < 1}
+        chosen, forward = dict(self.chosen), self.problem.op_starts[self.boundary]
+        needed = total = sum(self.nbytes[s] for s in chosen)
+        worst = sorted(chosen, key=lambda s: (-share[s], -chosen[s]))  # of equals, the last to be sent: it has the least time
+        for storage in sorted((s for s in gaps if s not in self.chosen), key=share.__getitem__):
+            if not worst or share[storage] >= share[worst[0]] or self._write_seconds(chosen) <= forward:
                 break
-            gap = self._last_gap_of_forward(storage)
-            assert gap is not None  # plain has no others
-            chosen[storage] = gap
-            wanted -= self.nbytes[storage]
-            if self._size(storage, plain[storage]) < self.nbytes[storage]:
-                self.coded[storage] = plain[storage]
+            chosen[storage] = gaps[storage]
+            total += self.nbytes[storage]
+            while worst and total - self.nbytes[worst[0]] >= needed:
+                total -= self.nbytes[worst[0]]
+                del chosen[worst.pop(0)]
+        self.coded = {s: form for s, form in self.coded.items() if s in chosen}
         return dict(sorted(chosen.items(), key=lambda item: item[1]))
 
     def _size(self, storage: int, codec: str) -> int:
