@@ -1,7 +1,8 @@
 """Lasting state away from the device: a Llama-shaped model of 3.2B, 8 × 2048 tokens, fp32 masters and moments, against everything on the device.
 
 Eager with checkpointing, as the peers' setting, and with compiled blocks; head and loss in pieces of one sequence, in every row of ours. One
-process for each row, printed as it comes. `ratio` is to "everything on the device" with the same compute; "bits": whether losses equal that row's.
+process for rows with the same compute, since locking host memory takes longer than the steps; printed as they come. `ratio` is to "everything on the
+device" with the same compute; "bits": whether losses equal that row's.
 
     python -m benchmarks states --machine h200
     python -m benchmarks.cases.states --machine h200 --peers DIR            # with the rows of DIR/states.py, one process each
@@ -12,12 +13,14 @@ process for each row, printed as it comes. `ratio` is to "everything on the devi
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +32,7 @@ SHAPE = {"layers": 26, "hidden": 3072, "heads": 24, "batch": 8, "seq": 2048, "vo
 LARGE = {"layers": 32, "hidden": 4096, "heads": 32, "batch": 4, "seq": 2048, "vocab": 32000}
 PEERS = ("gpu", "torchao", "fsdp2", "zero2", "zero3")
 WARM_UPS = 2
+SETTLED = 9  # warm steps of rows by fit: until then a plan may be made again with what was measured
 GB = 10**9
 
 
@@ -82,15 +86,21 @@ def run(
 ) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     cases = {way.case for way in ways() if only is None or way.name in only}
+    groups: dict[tuple[Any, ...], list[int]] = {}
     for number, way in enumerate(ways()):
         if way.case in cases and (only is None or way.name in only or way.name == BASELINE):
-            rows.append(_in_a_process([sys.executable, "-m", "benchmarks.cases.states", "--row", str(number), *(child or [])]))
-            rows[-1] = {"case": way.case, "way": way.name, "budget_bytes": way.budget_bytes} | rows[-1]
-            expected = next((row for row in rows if row["case"] == way.case and row["way"] == BASELINE), rows[-1])
-            rows[-1]["bits"] = None if "losses" not in rows[-1] else "equal" if rows[-1]["losses"] == expected.get("losses") else "differ"
-            print(json.dumps(rows[-1]), flush=True)
+            groups.setdefault((way.shape, way.compiled, way.fitted), []).append(number)
+    for numbers in groups.values():
+        wanted = ",".join(map(str, numbers))
+        for number, found in _in_a_process([sys.executable, "-m", "benchmarks.cases.states", "--rows", wanted, *(child or [])], numbers):
+            way = ways()[number]
+            row = {"case": way.case, "way": way.name, "budget_bytes": way.budget_bytes} | found
+            rows.append(row)
+            expected = next((other for other in rows if other["case"] == way.case and other["way"] == BASELINE), row)
+            row["bits"] = None if "losses" not in row else "equal" if row["losses"] == expected.get("losses") else "differ"
+            print(json.dumps(row), flush=True)
     for name in PEERS if peers is not None else ():
-        found = _in_a_process([sys.executable, str(peers / "states.py"), name])
+        ((_, found),) = _in_a_process([sys.executable, str(peers / "states.py"), name], [-1])
         row = {"case": "llama-3.2B, eager, checkpointing, as peers run it", "way": name, "seconds": found.get("step_ms", 0) / 1e3 or None}
         row |= {"peak_bytes": int(found["peak_GB"] * GB)} if "peak_GB" in found else {"outcome": found.get("outcome")}
         rows.append(row | {"host_bytes": int(found.get("host_GB", 0) * GB) or None})
@@ -98,31 +108,38 @@ def run(
     return rows
 
 
-def _in_a_process(command: list[str]) -> dict[str, Any]:
+def _in_a_process(command: list[str], numbers: list[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Rows by number as the process says them; those it did not say have an outcome instead."""
     environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} | dict(os.environ)
-    result = subprocess.run(command, capture_output=True, text=True, env=environment)
-    for line in result.stdout.splitlines():
-        if line.startswith("RES "):
-            found: dict[str, Any] = json.loads(line[4:])
-            return found
-    print(result.stdout[-2000:], result.stderr[-3000:], file=sys.stderr)
-    lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no output"]
-    return {"outcome": f"exit {result.returncode}: {lines[-1][:200]}"}
+    left = list(numbers)
+    with tempfile.TemporaryFile("w+") as talk, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=talk, text=True, env=environment) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("RES "):
+                found: dict[str, Any] = json.loads(line[4:])
+                number = found.pop("number", left[0])
+                left.remove(number)
+                yield number, found
+        process.wait()
+        talk.seek(0)
+        said = talk.read()
+    if left:
+        print(said[-3000:], file=sys.stderr)
+    lines = [line for line in said.splitlines() if line.strip()] or ["no output"]
+    for number in left:
+        yield number, {"outcome": f"exit {process.returncode}: {lines[-1][:200]}"}
 
 
-# -- one row, in its own process -----------------------------------------------------------------------------------------------------------
+# -- rows, in their own process -------------------------------------------------------------------------------------------------------------
 
 
-def fitted_row(way: Way, given: argparse.Namespace) -> dict[str, Any]:
+def fitted_row(way: Way, given: argparse.Namespace, device: Any) -> dict[str, Any]:
     """The same step under `fit`: what is recomputed, sent and updated where is its decision."""
     import torch
 
     import tierwise
-    from tierwise.execute.device import CudaDevice, Device
-    from tierwise.execute.null_device import NullDevice
     from tierwise.fitting import fitted_of
 
-    device: Device = CudaDevice() if given.device == "cuda" else NullDevice(8 << 30)
     shape = {name: getattr(given, name) or size for name, size in (LARGE if way.shape == "7B" else SHAPE).items()}
     llama = _model(shape, given.device, compiled=False)
     llama.gradient_checkpointing_disable()
@@ -141,12 +158,12 @@ def fitted_row(way: Way, given: argparse.Namespace) -> dict[str, Any]:
     tokens = _tokens(shape, device)
     start = time.perf_counter()
     budget = way.budget_bytes if given.budget is None else given.budget
+    stages: list[list[Any]] = []
     tierwise.fit(
         model, optimizer, budget=budget, masters="fp32", update=way.update, compile=way.compiled, device=device, example=(tokens,),
-        host=way.host_bytes, progress=lambda what: None,
+        host=way.host_bytes, progress=lambda what: stages.append([round(time.perf_counter() - start, 1), what]),
     )  # fmt: skip
     ready_seconds = time.perf_counter() - start
-    plan = tierwise.plan_of(model)
     if given.cap and budget:
         device.cap(budget)
 
@@ -156,43 +173,81 @@ def fitted_row(way: Way, given: argparse.Namespace) -> dict[str, Any]:
             states.flush()
         device.synchronize()
 
-    timed, _ = _timed(lambda: model(tokens), model, optimizer, device, settle, way, given)
-    return timed | {
+    timed, _ = _timed(lambda: model(tokens), model, optimizer, device, settle, way, given, warm_ups=SETTLED)
+    plan = tierwise.plan_of(model)
+    found = timed | {
         "predicted_seconds": plan.predicted.seconds,
         "predicted_bytes": plan.peak_bytes,
         "host_bytes": _resident_bytes() - baseline_bytes,
         "planned_host_bytes": plan.host_bytes,
         "ready_seconds": ready_seconds,
         "tokens_per_second": tokens.numel() / timed["seconds"],
+        "corrections": plan.corrections,
         "words": "; ".join(plan.words()),
+        "stages": stages,
     }
+    device.cap(None)
+    tierwise.release(model)
+    return found
 
 
-def row(way: Way, given: argparse.Namespace) -> dict[str, Any]:
-    if way.fitted:
-        return fitted_row(way, given)
+class _Room:
+    """Host memory that rows of one process use one after the other: as much as the largest so far."""
+
+    def __init__(self, device: Any) -> None:
+        self._device, self.pool = device, None
+        self.baseline_bytes = 0  # of the process, before the first row placed anything
+
+    def of(self, nbytes: int) -> Any:
+        from tierwise.execute.host_pool import HostPool
+
+        if self.pool is None or self.pool.nbytes < nbytes:
+            if self.pool is not None:
+                self.pool.close()
+            self.pool = HostPool(nbytes, self._device)
+        return self.pool
+
+
+def rows(numbers: list[int], given: argparse.Namespace) -> None:
     import torch
 
     from tierwise.execute.device import CudaDevice, Device
-    from tierwise.execute.host_pool import HostPool
     from tierwise.execute.null_device import NullDevice
+
+    device: Device = CudaDevice() if given.device == "cuda" else NullDevice(8 << 30)
+    room = _Room(device)
+    for number in numbers:
+        way = ways()[number]
+        try:
+            found = fitted_row(way, given, device) if way.fitted else placed_row(way, given, device, room)
+        except Exception as error:
+            found = {"outcome": f"{type(error).__name__}: {error}"[:300]}
+            traceback.print_exc()
+        device.cap(None)
+        gc.collect()
+        if given.device == "cuda":
+            torch.cuda.empty_cache()
+        print("RES", json.dumps({"number": number} | found), flush=True)
+
+
+def placed_row(way: Way, given: argparse.Namespace, device: Any, room: _Room) -> dict[str, Any]:
+    import torch
+
     from tierwise.execute.nvme import NvmeStore
     from tierwise.execute.states.passes import HostRate, best_host
     from tierwise.execute.states.states import States
 
-    cuda = given.device == "cuda"
-    device: Device = CudaDevice() if cuda else NullDevice(8 << 30)
     shape = {name: getattr(given, name) or size for name, size in (LARGE if way.shape == "7B" else SHAPE).items()}
     host = HostRate(given.threads or 1, None, 0.0) if given.threads or way.on_device >= 1 else best_host()
     model = _model(shape, given.device, compiled=way.compiled)
-    baseline_bytes = _resident_bytes()  # libraries, and whatever else was there before anything was placed
+    room.baseline_bytes = room.baseline_bytes or _resident_bytes()  # libraries, and whatever else was there before anything was placed
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     share = way.cpu_share if given.cpu_share is None else given.cpu_share
     states = States(
         model, optimizer, placements(way, shape["layers"], share), device, update=way.update, masters="fp32", threads=host.threads, cpus=host.cpus
     )
     needs = states.needs()
-    pool = HostPool(max(1, needs.host_bytes + (64 << 20) * (needs.nvme_bytes > 0)), device)
+    pool = room.of(max(1, needs.host_bytes + (64 << 20) * (needs.nvme_bytes > 0)))
     store = NvmeStore(given.nvme or tempfile.gettempdir(), needs.nvme_bytes, pool) if needs.nvme_bytes else None
     start = time.perf_counter()
     states.install(pool=pool, store=store)
@@ -207,8 +262,9 @@ def row(way: Way, given: argparse.Namespace) -> dict[str, Any]:
 
     written = (lambda: 0) if store is None else (lambda: store.bytes_written)
     timed, written_bytes = _timed(lambda: _loss(model, tokens), model, optimizer, device, settle, way, given, written)
+    unused = pool.nbytes - needs.host_bytes  # pages that other rows touched
     found = timed | {
-        "host_bytes": _resident_bytes() - baseline_bytes,
+        "host_bytes": _resident_bytes() - room.baseline_bytes - unused,
         "planned_host_bytes": needs.host_bytes + needs.parameter_host_bytes,
         "nvme_bytes": needs.nvme_bytes or None,
         "written_bytes": None if store is None else written_bytes,
@@ -220,6 +276,8 @@ def row(way: Way, given: argparse.Namespace) -> dict[str, Any]:
         "tokens_per_second": tokens.numel() / timed["seconds"],
         "words": states.words(),
     }
+    device.cap(None)
+    states.close()
     if store is not None:
         store.close()
     return found
@@ -234,7 +292,7 @@ def _tokens(shape: dict[str, int], device: Any) -> Any:
 
 def _timed(
     loss_of: Callable[[], Any], model: Any, optimizer: Any, device: Any, settle: Callable[[], None], way: Way, given: argparse.Namespace,
-    counter: Callable[[], int] = lambda: 0,
+    counter: Callable[[], int] = lambda: 0, warm_ups: int = WARM_UPS,
 ) -> tuple[dict[str, Any], int]:  # fmt: skip
     """Steps after warm ones, and how far a counter goes on in one. Steps overlap, so they are timed together: from one moment when nothing is
     pending, which `settle` brings about, to the next."""
@@ -249,13 +307,13 @@ def _timed(
         optimizer.zero_grad()
         return loss.detach()
 
-    losses = [float(step()) for _ in range(WARM_UPS)]
+    losses = [float(step()) for _ in range(warm_ups)]
     settle()
     device.reset_peak()
     exposed, counted = device.exposed_seconds(), counter()
     start = time.perf_counter()
     for _ in range(given.steps):
-        loss = step()
+        step()
     settle()
     seconds = (time.perf_counter() - start) / given.steps
     memory = device.memory()
@@ -264,7 +322,7 @@ def _timed(
         "peak_bytes": memory.peak_allocated_bytes,
         "reserved_bytes": memory.peak_reserved_bytes,
         "exposed_seconds": (device.exposed_seconds() - exposed) / given.steps,
-        "losses": [*losses, float(loss)],
+        "losses": losses[:WARM_UPS],
     }
     return found, (counter() - counted) // given.steps
 
@@ -338,7 +396,7 @@ def main() -> None:
     parser.add_argument("--machine", help="what to call this machine; without it nothing is written")
     parser.add_argument("--peers", type=Path, help="a folder with states.py, which runs what people use today")
     parser.add_argument("--ways", nargs="*", help="only these rows, and those they are compared with")
-    parser.add_argument("--row", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--rows", help="numbers of rows, to run here and print")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--threads", type=int, help="of the host, for updates; measured if not given")
@@ -349,8 +407,9 @@ def main() -> None:
     for field in SHAPE:
         parser.add_argument(f"--{field}", type=int)
     given = parser.parse_args()
-    if given.row is not None:
-        print("RES", json.dumps(row(ways()[given.row], given)), flush=True)
+    if given.rows is not None:
+        rows([int(number) for number in given.rows.split(",")], given)
+        sys.stdout.flush()
         os._exit(0)  # a card is given back faster than tensors
     child = [f"--device={given.device}", f"--steps={given.steps}"] + ["--cap"] * given.cap
     for name in ("threads", "cpu_share", "nvme", "budget", *SHAPE):

@@ -12,6 +12,7 @@ from tierwise import policies
 from tierwise.errors import NotExecutable
 from tierwise.ir import ON_DEVICE, Costs, Phase, Placement, Problem
 from tierwise.lower.lasting import homes_in
+from tierwise.lower.states import BESIDE, shared
 
 ON_CPU = Placement("host", "cpu", gradients="host")
 ON_DISK = Placement("nvme", "cpu", "host", "host")
@@ -56,3 +57,16 @@ def test_shared_parameters_stay_where_the_state_leaves():
     away = {storage: ("dram",) for storage in schedule.home if question.graph.storages[storage].lasting}
     only_state = dict.fromkeys(OFFERED, (ON_DEVICE, ON_CPU))
     assert homes_in(question, replace(schedule, home={**schedule.home, **away}), only_state, "after") == {"block0": ON_CPU, "block1": ON_CPU}
+
+
+@pytest.mark.parametrize(
+    ("updates", "cpu_seconds", "link_share"), [({"cpu"}, 1.25, 1.0), ({BESIDE}, 1.0, 0.92), ({"cpu", BESIDE}, 1.25, 0.65), ((), 1.0, 1.0)]
+)
+def test_host_memory_is_shared(updates, cpu_seconds, link_share):
+    """Beside copies the cpu updates at 0.8 of its rate; beside it the link carries 0.65; state that is streamed keeps both ways busy, 0.92 each."""
+    before = problem()
+    after = shared(before, updates)
+    assert {after.costs.op_seconds[key] for key in after.costs.op_seconds if key[1] == "cpu"} == {cpu_seconds}
+    rate = {name: found.machine.link("hbm", "dram").bytes_per_second for name, found in (("before", before), ("after", after))}
+    assert rate["after"] == pytest.approx(link_share * rate["before"])
+    assert after.machine.link("dram", "nvme") == before.machine.link("dram", "nvme")

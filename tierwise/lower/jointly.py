@@ -20,7 +20,7 @@ from ..units import exact_bytes, format_bytes
 from .choose import IMAGES, Chosen, choose, keep_everything, predicted, with_budget
 from .compact import compact
 from .image import image
-from .states import StateUnit, lighter, state_units
+from .states import BESIDE, StateUnit, lighter, shared, state_units
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 CORRECTIONS = 3  # times that the room for activations is made smaller when a whole program turns out too large
@@ -84,7 +84,8 @@ class _Search:
 
     def _balance(self) -> float:
         """The share of updates that go through the device when the cpu and the link are done with theirs at the same time."""
-        machine, seconds = self.menu.problem.machine, self.menu.problem.costs.op_seconds
+        problem = shared(self.menu.problem, {"cpu", BESIDE})
+        machine, seconds = problem.machine, problem.costs.op_seconds
         updates = [op for unit in self.units for op in unit.updates]
         on_cpu = sum(seconds.get((op, "cpu"), 0.0) for op in updates)
         on_link = sum(machine.copy_seconds(unit.state_bytes + unit.gradient_bytes, "dram", self.menu.problem.device_tier) for unit in self.units)
