@@ -1,7 +1,7 @@
 """The codecs of execute/codecs on this device: plain bytes a second each way, how small, whether every bit came back, and what they make of a link.
 
 `times the link` is how much faster a tensor reaches the host if it is encoded first and its parts are sent, one after the other: below 1 the codec
-does not pay. Runs on a GPU, or on the CPU, where there is no link.
+does not pay; the link's own row has its bytes a second. Runs on a GPU, or on the CPU, where there is no link.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def run() -> list[list[Any]]:
     on_gpu = torch.cuda.is_available()
     elements = 1 << 28 if on_gpu else 1 << 22
     link = _link_rate(1 << 28) if on_gpu else None
-    rows = [["link to the host", None, None, None, None, link, "pinned copy"]] if link else []
+    rows = [["link to the host", 1.0, link, None, None, 1.0, "pinned copy"]] if link else []
     for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16")):
         for density in DENSITIES:
             tensor = _activations(elements, dtype, density)
@@ -57,7 +57,10 @@ def _row(name: str, tensor: Any, codec: str, link: float | None) -> list[Any]:
 
     encoded = codecs.encode(tensor, codec)
     exact = _same_bits(codecs.decode(encoded), tensor)
-    return _measured(name, tensor, encoded.nbytes, lambda: codecs.encode(tensor, codec), lambda: codecs.decode(encoded), exact, link)
+    return [
+        *_measured(name, tensor, encoded.nbytes, lambda: codecs.encode(tensor, codec), lambda: codecs.decode(encoded), exact, link),
+        _by(tensor, codec),
+    ]
 
 
 def _signs(name: str, tensor: Any, link: float | None) -> list[Any]:
@@ -69,7 +72,8 @@ def _signs(name: str, tensor: Any, link: float | None) -> list[Any]:
     gradient = torch.rand_like(tensor)
     encoded = bits.signs(tensor)
     exact = _same_bits(bits.relu_backward(gradient, encoded), torch.ops.aten.threshold_backward(gradient, tensor, 0))
-    return _measured(name, tensor, encoded.nbytes, lambda: bits.signs(tensor), lambda: bits.relu_backward(gradient, encoded), exact, link)
+    measured = _measured(name, tensor, encoded.nbytes, lambda: bits.signs(tensor), lambda: bits.relu_backward(gradient, encoded), exact, link)
+    return [*measured, _by(tensor, "bits")]
 
 
 def _measured(
@@ -77,7 +81,7 @@ def _measured(
 ) -> list[Any]:
     encoding, decoding = _seconds(encode), _seconds(decode)
     gain = (tensor.nbytes / link) / (encoding + nbytes / link) if link else None
-    return [name, tensor.nbytes / nbytes, tensor.nbytes / encoding, tensor.nbytes / decoding, exact, gain, _by(tensor)]
+    return [name, tensor.nbytes / nbytes, tensor.nbytes / encoding, tensor.nbytes / decoding, exact, gain]
 
 
 def _same_bits(a: Any, b: Any) -> bool:
@@ -86,10 +90,13 @@ def _same_bits(a: Any, b: Any) -> bool:
     return bool(torch.equal(a.view(torch.uint8), b.view(torch.uint8)))
 
 
-def _by(tensor: Any) -> str:
+def _by(tensor: Any, codec: str) -> str:
+    from tierwise.execute.codecs import LOSSY
     from tierwise.execute.codecs.encoded import kernels_for
 
-    return "Triton" if kernels_for(tensor) else f"torch on the {tensor.device.type}"
+    if kernels_for(tensor) and codec not in LOSSY:
+        return "Triton, and torch to decode" if codec == "bits" else "Triton"
+    return f"torch on the {'GPU' if tensor.is_cuda else 'CPU'}"
 
 
 def _seconds(work: Callable[[], Any]) -> float:

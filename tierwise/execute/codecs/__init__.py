@@ -11,8 +11,9 @@
 Not through `encode`, because they are read and not decoded, or need to know more than the tensor: what a ReLU's backward needs of its output
 (bits.py), and the places of max pooling's maxima (pool_places.py).
 
-The same bytes come out on every device: on the CPU by torch, on a GPU by Triton kernels where Triton is there (kernels.py, imported when first
-needed), and else by torch. Encoding zvc and csr waits for the device once, to learn how many values there are.
+The same bytes come out on every device. On a GPU zvc, csr and the packing of bits are Triton kernels where Triton is there (kernels.py, imported when
+first needed); all else, and everything on the CPU, is torch. Encoding zvc and csr waits for the device once, to learn how many values there are.
+How fast each is on an H200, and what that makes of a link: benchmarks/results/h200, cases/codecs.py.
 """
 
 from __future__ import annotations
