@@ -136,6 +136,14 @@ def googlenet(batch: int = 64) -> tuple[nn.Module, dict[str, Tensor]]:
     return GoogLeNet(), _images(batch)
 
 
+def unet(batch: int = 8) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The zoo's, on MONeT's images of 416 by 608."""
+    from tierwise.zoo.unet import UNet
+
+    model = UNet(image=0)  # its example is not asked for
+    return model, {"pixels": torch.empty(batch, 1, 416, 608), "labels": torch.zeros(batch, 416, 608, dtype=torch.int64)}
+
+
 class Body(nn.Module):
     """A language model up to its last norm: what is in front of the vocabulary, with a loss that costs nothing."""
 
