@@ -16,7 +16,7 @@ def test_each_class_of_tensor_has_its_sentence():
     assert kept == [
         "activations: of 50 B that wait for backward, 50 B kept",
         "gradients: 20 B, on the device until their update",
-        "param: 20 B at home in hbm",
+        "parameters: 20 B at home in hbm",
         "optimizer state: 40 B at home in hbm",
     ]
     offloaded = decisions(problem, plan(problem, "zero_offload"))
@@ -25,13 +25,13 @@ def test_each_class_of_tensor_has_its_sentence():
     assert "updates: 4 on the cpu under the next step's forward" in offloaded
 
 
-def test_what_is_sent_and_what_is_computed_again_is_told_with_its_price():
+def test_what_is_sent_and_what_is_recomputed_is_told_with_its_price():
     problem = chain(4, on=machine(rate=1 << 30))
     a0, a1 = (next(s.id for s in problem.graph.storages if s.name == name) for name in ("a0", "a1"))
     schedule = build(problem, [Swap(a0, "dram", 2, 3, 6)], [Drop(a1, 3)])
     [line] = decisions(problem, schedule)
-    assert line.startswith("activations: of 50 B that wait for backward, 30 B kept, 10 B copied out and back and 10 B computed again in 1.00 s; ")
-    assert line.endswith("bringing one back from dram takes the link 1.00 s")
+    assert line.startswith("activations: of 50 B that wait for backward, 30 B kept, 10 B copied away and back and 10 B recomputed in 1.00 s; ")
+    assert line.endswith("copying a GiB back from dram takes the link 1.00 s")
 
 
 def test_the_device_limits_what_it_works_at_all_the_time():

@@ -98,7 +98,7 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
     err = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("planning", total=total)
+        task = bar.add_task("", total=total)
         started = 0
 
         def begin(name: str) -> None:

@@ -29,6 +29,7 @@ def capture(
     from .. import machines, measurement, pipeline
     from ..errors import BadInput
     from ..ir import Phase, Role, serial
+    from ..report.words import role_words
     from ..units import format_bytes, format_seconds
     from . import _terminal as terminal
     from ._inputs import check_writable
@@ -66,7 +67,7 @@ def capture(
             ("step", f"{found.samples_per_step} samples{tokens}"),
             ("ops", ", ".join(f"{count} {phase}" for phase, count in by_phase.items())),
             ("regions", f"{len(graph.regions)} kinds, {len(graph.calls)} calls"),
-            *((f"{role} bytes", format_bytes(nbytes)) for role, nbytes in by_role.items() if nbytes),
+            *((role_words(role), format_bytes(nbytes)) for role, nbytes in by_role.items() if nbytes),
             *([("step time", f"{format_seconds(seconds)} with everything kept, from its parts")] if seconds is not None else []),
         ]
         terminal.print_table((terminal.Column("", right=False), terminal.Column("", right=False)), [terminal.Line(row) for row in rows])

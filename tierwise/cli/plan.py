@@ -141,6 +141,7 @@ def explain(problem: Problem, schedule: Schedule) -> list[Line]:
     """What the schedule does beyond keeping everything, in a few lines."""
     from ..ir import Compute, Copy
     from ..ir.schedule import held_as
+    from ..report.words import role_words
     from ..units import format_bytes
     from ._terminal import Line
 
@@ -168,9 +169,9 @@ def explain(problem: Problem, schedule: Schedule) -> list[Line]:
     if again := +again:
         lines.append(Line(("recomputes",), rest=", ".join(f"{count} {kind}" for kind, count in again.most_common())))
     for (role, src, dst), nbytes in sorted(copied.items()):
-        lines.append(Line(("copies",), rest=f"{format_bytes(nbytes)} of {role} from {src} to {dst}"))
+        lines.append(Line(("copies",), rest=f"{format_bytes(nbytes)} of {role_words(role)} from {src} to {dst}"))
     for (role, tier), nbytes in sorted(homes.items()):
-        lines.append(Line(("keeps",), rest=f"{format_bytes(nbytes)} of {role} in {tier} between steps"))
+        lines.append(Line(("keeps",), rest=f"{format_bytes(nbytes)} of {role_words(role)} in {tier} between steps"))
     for name, count in sorted((+elsewhere).items()):
         lines.append(Line(("runs",), rest=f"{count} ops on the {name}"))
     lines += [Line(("says",), rest=note) for note in schedule.notes]

@@ -69,7 +69,7 @@ class Plan:
         problem, schedule = self.image.problem, self.image.schedule
         within = [(part.nbytes, part.seconds) for part in self._within()]
         freed, seconds = sum(max(0, nbytes) for nbytes, _ in within), sum(max(0.0, seconds) for _, seconds in within)
-        inside = [f"inside blocks: {format_bytes(freed)} of activations are computed again in {format_seconds(seconds)}"] if freed else []
+        inside = [f"inside blocks: {format_bytes(freed)} of activations are recomputed in {format_seconds(seconds)}"] if freed else []
         return [*decisions(problem, schedule), *inside, f"limit: {limit(problem, schedule, self.predicted)}"]
 
     def around(self, seconds: float = 2.0) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from ..ir import Compute, Copy, Phase, Problem, Role, Schedule, Timeline
 from ..units import format_bytes, format_seconds
 from .fates import Fate, fates, recomputations
+from .words import role_words
 
 GIB = 1 << 30
 BUSY = 0.97  # of the step: a device that works so much of it is what limits it
@@ -34,9 +35,9 @@ def _activations(problem: Problem, schedule: Schedule) -> Iterator[str]:
         return
     parts = [f"{format_bytes(nbytes[Fate.KEPT])} kept"]
     if nbytes[Fate.COPIED]:
-        parts.append(f"{format_bytes(nbytes[Fate.COPIED])} copied out and back")
+        parts.append(f"{format_bytes(nbytes[Fate.COPIED])} copied away and back")
     if again:
-        parts.append(f"{format_bytes(nbytes[Fate.RECOMPUTED])} computed again in {format_seconds(again)}")
+        parts.append(f"{format_bytes(nbytes[Fate.RECOMPUTED])} recomputed in {format_seconds(again)}")
     line = f"activations: of {format_bytes(sum(nbytes.values()))} that wait for backward, {_listed(parts)}"
     prices = _prices(problem, again, nbytes[Fate.RECOMPUTED])
     yield f"{line}; {prices}" if prices and len(parts) > 1 else line
@@ -46,11 +47,11 @@ def _prices(problem: Problem, again: float, nbytes: int) -> str:
     """What a GiB costs by each way: the reason why one was taken and not the other."""
     parts = []
     if again and nbytes:
-        parts.append(f"computing a GiB again costs {format_seconds(again / nbytes * GIB)}")
+        parts.append(f"recomputing a GiB costs {format_seconds(again / nbytes * GIB)}")
     back = [link for link in problem.machine.links if link.dst == problem.device_tier]
     if back:
         fastest = max(back, key=lambda link: link.bytes_per_second)
-        parts.append(f"bringing one back from {fastest.src} takes the link {format_seconds(GIB / fastest.bytes_per_second)}")
+        parts.append(f"copying a GiB back from {fastest.src} takes the link {format_seconds(GIB / fastest.bytes_per_second)}")
     return " and ".join(parts)
 
 
@@ -83,7 +84,7 @@ def _lasting(problem: Problem, schedule: Schedule, role: Role) -> Iterator[str]:
         if storage.role is role and storage.lasting and storage.nbytes:
             homes[" and ".join(schedule.home.get(storage.id, (problem.device_tier,)))] += storage.nbytes
     if homes:
-        yield f"{str(role).replace('_', ' ')}: " + _listed([f"{format_bytes(nbytes)} at home in {tier}" for tier, nbytes in homes.most_common()])
+        yield f"{role_words(role)}: " + _listed([f"{format_bytes(nbytes)} at home in {tier}" for tier, nbytes in homes.most_common()])
 
 
 def _updates(problem: Problem, schedule: Schedule) -> Iterator[str]:
