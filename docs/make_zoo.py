@@ -17,9 +17,36 @@ RESULTS = HERE.parent / "benchmarks" / "results" / "simulated"
 PICTURES = HERE / "pictures" / "zoo"
 MACHINE, REFERENCE, BOUND = "h200", "keep_all", "(no schedule is faster)"
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 720, 400, 56, 44, 16, 16
+SAME = 0.002  # of two step times
 SLOWEST = 8.0  # times keeping everything; what is slower lies on the upper edge
 
 Row = dict[str, Any]
+
+# Who was published to be better than whom: with faster steps, or in less memory; what was said; and, where it is otherwise here, why.
+ORDERS = (
+    ("vdnn_plus_plus", "vdnn", "faster", "up to 60% faster", ""),
+    ("cdma", "vdnn", "faster", "32% faster on average", ""),
+    ("modnn", "vdnn", "faster", "loses less on a card of 12 GB", ""),
+    ("capuchin", "vdnn", "faster", "up to 286% faster", ""),
+    ("capuchin", "chen", "faster", "up to 55% faster than checkpointing, from memory", ""),
+    ("checkmate", "chen", "faster", "up to 4.8 times as fast as what there was", ""),
+    ("monet", "checkmate", "faster", "less memory at equal time, from memory",
+     "its gain is in the choice of kernels and of backward formulas, and captured steps bring neither"),
+    ("coop", "dtr", "less memory", "up to half the memory",
+     "every storage of coop has an address; dtr's plans have none, and the holes that would cost it memory are not seen"),
+    ("swapadvisor", "tflms", "faster", "TFLMS is its baseline, from memory",
+     "its search has a second for each cell, far less than the paper's, and a slot for each size class leaves much of the memory unused"),
+    ("sentinel", "autotm", "faster", "37% faster than the best on a CPU", ""),
+    ("deeptm", "autotm", "faster", "up to 36% faster", ""),
+    ("deeptm", "sentinel", "faster", "up to 49% faster, from memory", ""),
+    ("g10", "deepum", "faster", "faster on 20 of 21 steps", ""),
+    ("g10", "flashneuron", "faster", "faster or equal on every step FlashNeuron could do", ""),
+    ("zenflow", "zero_offload", "faster", "up to 5 times as fast", ""),
+    ("superoffload", "zero_offload", "faster", "up to 4 times as fast", ""),
+    ("patrickstar", "zero_offload", "less memory", "models more than twice as large", ""),
+    ("ratel", "zero_infinity", "faster", "2.3 times as fast as the best there was",
+     "the disk is so slow for this device that reading and writing the state takes all of the step for both; the paper's machine has twelve disks"),
+)  # fmt: skip
 
 
 def main() -> None:
@@ -62,6 +89,9 @@ def zoo_page(path: Path | None = None) -> tuple[str, dict[str, str]]:
         "\n## At home\n\nThe same on the machine of the paper. Transformers are in bf16, which cards before 2020 compute at the rate of fp32. "
         "Where there is no profile of the paper's card, the last column says what it was.\n",
         *_at_home(rows, ways, len(models) * len(shares)),
+        "\n## Orders that were published\n\nWho was said to be better than whom, on the machine both papers share in this table, or on the H200: "
+        "step time as a geometric mean over the cells that both have, and how many each has. For those said to need less memory the plans count.\n",
+        *_orders(rows, ways),
         "\n## Why a cell has no plan\n\nOn all machines. A policy that moves activations alone cannot go below parameters, gradients and optimizer "
         "state; one that moves state alone cannot go below the activations.\n",
         *_reasons(rows, ways),
@@ -125,6 +155,32 @@ def _at_home(rows: list[Row], ways: list[str], cells: int) -> list[str]:
     return lines
 
 
+def _orders(rows: list[Row], ways: list[str]) -> list[str]:
+    lines = ["| better | than | said | machine | step time | plans | here | why |", "|---|---|---|---|---|---|---|---|"]
+    for better, worse, how, said, why in ORDERS:
+        if better not in ways or worse not in ways:
+            continue
+        homes = [zoo.machines_of(way)[-1] for way in (better, worse)]
+        machine = homes[0] if homes[0] == homes[1] else MACHINE
+        first, second = ({_model_and_share(row): row["ratio"] for row in _done(rows, way, machine)} for way in (better, worse))
+        both = sorted(first.keys() & second.keys())
+        ours, theirs = (_geometric([cells[key] for key in both]) for cells in (first, second))
+        lead = len(first) - len(second) if how == "less memory" else 0.0 if ours is None or theirs is None else theirs / ours - 1
+        verdict = "as published" if lead > SAME else "equal" if lead >= -SAME else "the other way round"
+        times = " against ".join("-" if mean is None else f"{mean:.3f}" for mean in (ours, theirs))
+        lines.append(f"| {better} | {worse} | {said} | {machine} | {times} | {len(first)} against {len(second)} | {verdict} | "
+                     f"{'' if verdict == 'as published' else why} |")  # fmt: skip
+    return lines
+
+
+def _done(rows: list[Row], way: str, machine: str) -> list[Row]:
+    return [row for row in rows if row["way"] == way and row["case"].endswith(f" on {machine}") and row["seconds"] is not None]
+
+
+def _model_and_share(row: Row) -> tuple[str, float]:
+    return row["case"].partition(" on ")[0], row["budget_share"]
+
+
 def _reasons(rows: list[Row], ways: list[str]) -> list[str]:
     lines = ["| policy | cells | have a plan | need more memory | took too long | other reasons |", "|---|---|---|---|---|---|"]
     for way in ways:
@@ -142,8 +198,13 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
+def _geometric(ratios: list[float]) -> float | None:
+    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
+
+
 def _mean(ratios: list[float]) -> str:
-    return f"{math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}" if ratios else "-"
+    mean = _geometric(ratios)
+    return "-" if mean is None else f"{mean:.3f}"
 
 
 # -- pictures ---------------------------------------------------------------------------------------------------------------------------

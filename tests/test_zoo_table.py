@@ -105,6 +105,21 @@ def test_the_page(rows, tmp_path):
     assert pictures["vgg-tiny"].count("<circle") >= 3 and 'stroke="#8a5a00"' in pictures["vgg-tiny"]  # zenflow is hollow
 
 
+def test_orders_that_were_published():
+    def cell(way: str, machine: str, share: float, ratio: float | None) -> dict[str, object]:
+        return {"case": f"net on {machine}", "way": way, "budget_share": share, "ratio": ratio, "seconds": ratio}
+
+    cells = [
+        cell("cdma", "titanx-12", 0.9, 2.0), cell("cdma", "titanx-12", 0.6, 8.0), cell("vdnn", "titanx-12", 0.9, 1.5),
+        cell("vdnn", "titanx-12", 0.6, None), cell("coop", "h200", 0.9, 1.5), cell("coop", "h200", 0.6, 1.5), cell("dtr", "h200", 0.9, 1.2),
+    ]  # fmt: skip
+    lines = make_zoo._orders(cells, ["cdma", "coop", "dtr", "vdnn"])[2:]
+    assert [line.split(" | ")[3:7] for line in lines] == [
+        ["titanx-12", "2.000 against 1.500", "2 against 1", "the other way round"],  # at home, where both have a plan
+        ["h200", "1.500 against 1.200", "2 against 1", "as published"],  # said to need less memory, and has more plans
+    ]
+
+
 def test_the_committed_page_is_of_the_latest_result():
     latest = max((results.HERE / "results" / "simulated").glob("*-zoo.json"))
     result = json.loads(latest.read_text(encoding="utf-8"))
