@@ -6,8 +6,9 @@ Rule     a storage costs  (its seconds + those of its evicted neighbours, by uni
          the addresses, across holes and what may be evicted, and evict the window of the least total cost that is large enough.
          A new storage goes into the smallest hole that takes it: outputs of products and convolutions at its low end, the rest at its high end.
          What is updated in place stays where it is.
-Differs  alignment and the separate area for small tensors are left out. Gradients stay until their update unless evict_gradients, as in dtr.
-         A plan that recomputes more than recompute_limit times the step's own seconds is refused.
+Differs  as in that code, a storage's cost is not divided by its bytes, as DTR's is: the window has the bytes that are asked for. Alignment,
+         OneFlow's groups of addresses and its area for small tensors are left out. Gradients stay until their update unless evict_gradients, as in
+         dtr. A plan that recomputes more than recompute_limit times the step's own seconds is refused.
 """
 
 from __future__ import annotations

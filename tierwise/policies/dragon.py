@@ -5,9 +5,9 @@ Idea     map a file on NVMe into the GPU's address space: its memory and the hos
 Rule     what an op reads and is not here is a page fault, and the op waits. The least recently used goes, to the page cache, which keeps it when it
          comes back: what was not changed is not written again. What the page cache has no room for is on the disk; a fault that reaches it also
          reads the next `read_ahead` storages, in the order of their addresses, into the cache. What is dead is never written (volatile).
-Differs  whole storages, not pages; addresses are in the order in which storages were made. What leaves goes to the disk itself when the cache is
-         full, which does not make room by writing old pages; nor are 16 blocks of 2 MiB reclaimed at once. Storages that last are at home in the
-         cache as far as it has room: lazy writes of the file behind it are not counted.
+Differs  whole storages, not pages; addresses are in the order in which storages were made. How far it reads ahead is ours. What leaves goes to the
+         disk itself when the cache is full, which does not make room by writing old pages; nor are 16 blocks of 2 MiB reclaimed at once. Storages
+         that last are at home in the cache as far as it has room: lazy writes of the file behind it are not counted.
 """
 
 from __future__ import annotations

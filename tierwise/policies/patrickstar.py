@@ -6,8 +6,9 @@ Rule     chunks of 64 Mi numbers in order of use. Room for chunks at op k = 0.8 
          reads; over the room, evict the chunk whose next use is farthest: its host copy is current, so nothing is written. Gradients leave as they
          come, updates run on the cpu, and what room is left when all chunks fit holds chunks with their state, updated on the device.
          prefetch (Gemini): fetch so many chunks ahead while they fit.
-Differs  gradients do not take over their parameters' bytes, as they do there. Updates lie under the next step's forward as far as its reads allow.
-         Chunks are made smaller, and all of the budget is used, where the step would not fit otherwise.
+Differs  gradients do not take over their parameters' bytes, as they do there. As many chunks stay with their state as fit, not 0.8 of them. Updates
+         lie under the next step's forward as far as its reads allow. Chunks are made smaller, and all of the budget is used, where the step would
+         not fit otherwise.
 """
 
 from __future__ import annotations

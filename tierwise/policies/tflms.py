@@ -8,9 +8,10 @@ Rule     an edge is swapped iff  level(reader) − level(producer) > threshold; 
          waits for copies out, 2 for copies back, 3 for both, and is raised while even threshold 1 does not pass. Version 3: when an allocation
          fails, the tensor idle longest that is large enough goes, or all of them in turn; what was reclaimed after a use in the step before is sent
          out right behind it. What is missing is fetched while the op waits.
-Differs  ops run in program order and not as they become ready, so serialising levels changes nothing and is left out. All lasting storages count as
-         variables. Tensors of rank 1 are not known as such and are swapped too. A copy out that is not waited for gives its bytes back one op late,
-         the simulator's delay of one level; a storage has one copy on the device, where every fetch of TensorFlow makes another.
+Differs  version 1 and its settings, and version 2's chain of fetches (a negative ahead), are left out. Ops run in program order and not as they
+         become ready, so serialising levels changes nothing. All lasting storages count as variables. Tensors of rank 1 are not known as such and
+         are swapped too. A copy out that is not waited for gives its bytes back one op late, the simulator's delay of one level; a storage has one
+         copy on the device, where every fetch of TensorFlow makes another.
 """
 
 from __future__ import annotations

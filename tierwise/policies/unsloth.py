@@ -5,8 +5,9 @@ Idea     the input of a layer is all that must survive, and the layer itself tak
 Rule     the input x of a layer, if larger than min_bytes and not the last layer's, is copied out while the layer runs; the device waits for the copy
          at the layer's end. In backward x goes into one of two buffers as soon as the layer that used that buffer before is done, two layers up;
          then the layer runs again. double_buffer=False: into one, when the layer itself is due. layers_per_checkpoint: that many as one.
-Differs  the two buffers are not set aside for the whole step. The first input is the one with the most bytes. A layer is a repeated block of the
-         model (_blocks.py), and what nobody reads again is not run again, where Unsloth runs the layer to its end.
+Differs  there are two buffers even where less than 512 MiB are free, and they are not set aside for the whole step. The first input is the one with
+         the most bytes. A layer is a repeated block of the model (_blocks.py), and what nobody reads again is not run again, where Unsloth runs the
+         layer to its end.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Idea     the next layer need not wait for the copy of the last one's input: only
 Rule     vDNN's copies; x is given back when its copy is over, and an allocation waits for that only if it has no other room. dyn: the first that fits
          of nothing, alternate (inputs of every second CONV layer), conv, all; each op by the fastest kernel its place leaves room for.
          compress: what lies in host memory is compressed there by the cpu, where that is done before it has to go back.
-Differs  compression is off unless asked for, and is zero-value compression. The paper's heuristics against fragmentation are not needed: the device's
-         memory is one number of bytes here.
+Differs  compression is off unless asked for, and is zero-value compression. The paper's heuristics against fragmentation are left out: its plans
+         name no addresses here.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ Idea     a tenth of the columns carries most of the gradient; the rest can wait 
 Rule     ratio r = 0.1 of each parameter's columns, by the norm of their gradient, and their state stay on the device and are updated there every
          step. The other gradients leave as they come, (1 - r) of their bytes; the cpu adds them up and every `interval` steps updates with their sum;
          the new parameters, (1 - r) / interval of them each step, are applied one step later.
-Differs  it trains another way than the step it is given: the result is not that step's. One step stands for `interval` of them, with an even share of
-         the cpu's update and of what comes back. Which columns are chosen, how often that is looked at again, and the warm-up are not modelled.
+Differs  it trains another way than the step it is given: the result is not that step's. One step stands for `interval` of them, with an even share
+         of the cpu's update and of what comes back. Which columns are chosen, how often that is looked at again, and the warm-up are not modelled;
+         nor is DeepSpeed's interval that adjusts itself.
 """
 
 from __future__ import annotations

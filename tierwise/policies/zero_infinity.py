@@ -6,8 +6,9 @@ Idea     what is used rarely can live far away if it is asked for in time: param
 Rule     home(optimizer state) = nvme;  home(parameters) = the nearest of dram and nvme with room for them;  parameter p comes `ahead` ops before its
          first use in forward and in backward and goes after its last;  gradient g leaves when its last device op is done;  after backward, for each
          update: read its state, update on the cpu, write it back.
-Differs  one device: nothing is sharded or gathered, and large products are not tiled. Parameters on the disk come over the link that the machine has
-         for that, in one hop. Activation checkpoints stay where they are. Always exact: no delayed update.
+Differs  one device: nothing is sharded or gathered, and large products are not tiled. Tiers are chosen by capacity alone: the paper also asks what
+         share of its speed the device keeps at their bandwidth. Parameters on the disk come over the link that the machine has for that, in one hop.
+         Activation checkpoints stay where they are. Always exact: no delayed update.
 """
 
 from __future__ import annotations
