@@ -57,6 +57,21 @@ def test_a_terminal_sees_one_line_written_over_itself(monkeypatch):
     assert " of 1.00 MiB" in lines[1] and seen.endswith("\n") and seen.count("\n") == 1
 
 
+def test_what_the_script_prints_finds_an_empty_line(monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(sys, "stdout", screen)
+    model = tower()
+    tierwise.fit(model, budget="1MiB", progress=lambda what: None)
+    tierwise.watch(model, every=0.0)
+    for number in range(3):
+        model(**batch(number)).backward()
+        print("loss")
+    assert vars(screen).get("write") is None
+    tierwise.release(model)
+    assert [line.rpartition("\r\x1b[K")[2] for line in screen.getvalue().split("\n")] == ["loss"] * 3 + [""]
+
+
 def test_a_pipe_sees_nothing_unless_it_is_asked_for(capsys):
     train(2, every=0.0)
     assert capsys.readouterr().err == ""

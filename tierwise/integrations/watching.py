@@ -2,7 +2,8 @@
 
     tierwise.watch(model)       step 128   291 ms (planned 287 ms)   peak 23.1 of 24.0 GiB   out 3.20 GiB   in 3.20 GiB   waited 4.0 ms
 
-On a terminal the line is written over itself. Where nobody watches there is none, unless show=True asks for it: then lines follow each other.
+On a terminal the line is written over itself, and makes way for what the script prints. Where nobody watches there is none, unless show=True
+asks for it: then lines follow each other.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 from torch import nn
 
@@ -41,6 +42,7 @@ class Watching:
         self._over_itself = to.isatty()
         self._every = every if every is not None else 1.0 if self._over_itself else 10.0
         self._last = float("-inf")
+        self._making_way: list[tuple[TextIO, Any]] = []  # streams of this terminal, while a line stands on it
         if show if show is not None else self._over_itself:
             fitted.meter.listeners.append(self._hear)
             fitted.set_aside.append(self.stop)
@@ -48,14 +50,40 @@ class Watching:
     def stop(self) -> None:
         if self._hear in self._fitted.meter.listeners:
             self._fitted.meter.listeners.remove(self._hear)
-            if self._over_itself and self._last > float("-inf"):
+            if self._lifted():
                 self._write("\n")
 
     def _hear(self, numbers: Mapping[str, float | int]) -> None:
         now = time.monotonic()
         if now - self._last >= self._every:
             self._last = now
-            self._write(f"{_CLEAR}{status(numbers)}" if self._over_itself else f"{status(numbers)}\n")
+            if not self._over_itself:
+                return self._write(f"{status(numbers)}\n")
+            self._lifted()
+            self._write(f"{_CLEAR}{status(numbers)}")
+            for stream in {id(stream): stream for stream in (sys.stdout, sys.stderr) if stream is not None and stream.isatty()}.values():
+                self._make_way_for(stream)
+
+    def _make_way_for(self, stream: Any) -> None:
+        """Who writes to this stream next finds an empty line, not the end of ours."""
+        plain = stream.write
+
+        def write(text: str) -> Any:
+            if self._lifted():
+                self._write(_CLEAR)
+            return plain(text)
+
+        with contextlib.suppress(AttributeError):  # a stream of a class of its own, which may not let that be changed
+            stream.write = write
+            self._making_way.append((stream, write))
+
+    def _lifted(self) -> bool:
+        """Streams are as they were; whether our line was standing there."""
+        streams, self._making_way = self._making_way, []
+        for stream, write in streams:
+            if vars(stream).get("write") is write:
+                del stream.write
+        return bool(streams)
 
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # a terminal that has gone away must not end a training
