@@ -210,6 +210,7 @@ def describe(problem: Problem, policy: str, schedule: Schedule, timeline: Timeli
     return Row(
         policy=policy,
         outcome=Outcome.FITS,
+        lossy=_is_lossy(problem, policy, schedule),
         peak_bytes=timeline.peak_bytes[problem.device_tier],
         seconds=timeline.seconds,
         recomputed_ops=len(again),
@@ -217,6 +218,14 @@ def describe(problem: Problem, policy: str, schedule: Schedule, timeline: Timeli
         copied_bytes=copied,
         reason="; ".join(schedule.notes),
     )
+
+
+def _is_lossy(problem: Problem, policy: str, schedule: Schedule) -> bool:
+    """Whether the policy says so, or what it was asked for makes it so: an option may have it round what it would keep exactly."""
+    if policy in policies.names() and policies.card(policy).exactness.startswith("lossy"):
+        return True
+    rounds = {codec.name for codec in problem.costs.codecs if codec.lossy}
+    return bool(rounds) and any(isinstance(step, Copy) and (step.src_form in rounds or step.dst_form in rounds) for step in schedule.steps)
 
 
 # -- all answers ------------------------------------------------------------------------------------------------------------------------
@@ -250,8 +259,7 @@ def _row(problem: Problem, name: str, options: dict[str, Any]) -> tuple[Row, flo
     start = time.perf_counter()
     try:
         found = answer(problem, name, **options)
-        lossy = policies.card(name).exactness.startswith("lossy")
-        return found.row, None if found.problem is problem else lower_bound_seconds(found.problem, lossy=lossy)
+        return found.row, None if found.problem is problem else lower_bound_seconds(found.problem, lossy=found.row.lossy)
     except BadInput:
         raise
     except InfeasibleBudget as error:

@@ -17,6 +17,7 @@ from tierwise.fitting import plan_of
 from tierwise.fitting.homes import homes_of
 from tierwise.ir import peak_bytes
 from tierwise.lower import image, keep_everything
+from tierwise.lower.bound import least_seconds
 from tierwise.lower.compact import compact
 from tierwise.simulate import simulate
 
@@ -78,6 +79,7 @@ def test_a_compact_menu_has_the_same_images(update):
         plan = found.prepare((), batch(0))
         small = compact(plan.menu)
     assert plan.program.states
+    assert plan.predicted.seconds >= least_seconds(plan.menu, update)
     assert (len(plan.menu.problem.graph.ops), len(small.problem.graph.ops)) == (96, 48)
     assert len(small.problem.graph.storages) < len(plan.menu.problem.graph.storages)
     for program in (keep_everything(plan.menu), plan.program):

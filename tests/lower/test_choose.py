@@ -80,7 +80,6 @@ def test_where_the_link_is_slow_not_all_of_the_first_calls_send():
     senders = [call for call, plan in sorted(chosen.program.calls.items()) if plan.sent]
     assert senders and senders != list(range(len(senders)))
     assert chosen.seconds < min(_first_calls(question))
-    assert chosen.program.words[0].startswith("at most ")
 
 
 def _first_calls(question):

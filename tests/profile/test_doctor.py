@@ -57,7 +57,7 @@ SICK = {
     "little memory": (
         {"memory_bytes": 64 * GIB, "memory_available_bytes": 60 * GIB}, "memory", Level.WARN, "60.0 GiB free: less than the GPU's 140 GiB", "nvme="
     ),
-    "WSL": ({"wsl": True}, "pinned memory", Level.WARN, "some 256 GiB", ".wslconfig"),
+    "WSL": ({"wsl": True}, "pinned memory", Level.WARN, "often 1 GiB or less", "--pinned 1GiB"),
     "ulimit": ({"locked_bytes": 8 << 20}, "locked memory", Level.WARN, "ulimit -l is 8.00 MiB", "ulimit -l unlimited"),
     "ulimit in a container": ({"locked_bytes": 8 << 20, "container": True}, "locked memory", Level.WARN, "8.00 MiB", "docker run --ulimit memlock"),
     "one thread": ({"torch_threads": 1, "threads_variable": "1"}, "threads", Level.WARN, "because OMP_NUM_THREADS=1", "export OMP_NUM_THREADS=32"),

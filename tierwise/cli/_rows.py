@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .. import policies
 from ..ir import Comparison, Outcome, Problem, Row, Run, Schedule, Timeline
 from ..pipeline import relate
 from ..units import exact_bytes, format_bytes, format_seconds
@@ -24,18 +23,13 @@ COLUMNS = (
 def line(row: Row, *, best: bool = False) -> Line:
     if row.seconds is None:
         return Line((row.policy,), rest=_why(row), style="dim")
-    name = f"{row.policy} (not exact)" if is_lossy(row) else row.policy
+    name = f"{row.policy} (not exact)" if row.lossy else row.policy
     head = (name, format_bytes(row.peak_bytes or 0), format_seconds(row.seconds), _times(row.times_keep_all), _times(row.times_bound))
     if row.outcome is Outcome.DOES_NOT_FIT:
         return Line(head, rest="does not fit", style="dim")
     recomputed = f"{row.recomputed_ops} ops, {format_seconds(row.recomputed_seconds or 0.0)}" if row.recomputed_ops else "-"
     tail = (recomputed, format_bytes(row.copied_bytes) if row.copied_bytes else "-", format_seconds(row.planning_seconds or 0.0))
     return Line((*head, *tail), style="bold green" if best else "")
-
-
-def is_lossy(row: Row) -> bool:
-    """Whether it rounds, or trains another way."""
-    return row.policy in policies.names() and policies.card(row.policy).exactness.startswith("lossy")
 
 
 def as_run(step: str, problem: Problem, schedule: Schedule, timeline: Timeline, *, policy: str, kept: Row, row: Row, bound_seconds: float) -> Run:

@@ -61,7 +61,7 @@ def compare(
     if out is not None:
         terminal.say(f"Wrote {out}.")
         return terminal.say_next("tierwise", "report", out, "-o", f"{_inputs.stem(step)}.html")
-    exact = (row for comparison in reversed(found) for row in comparison.rows if row.outcome is Outcome.FITS and not _rows.is_lossy(row))
+    exact = (row for comparison in reversed(found) for row in comparison.rows if row.outcome is Outcome.FITS and not row.lossy)
     best = next(exact, None)
     if best is not None:
         where = ["--machine", machine] if machine else []
@@ -81,7 +81,7 @@ def print_comparison(comparison: Comparison, machine: str, *, blank: bool) -> No
     title = f"{machine} with a budget of {format_bytes(comparison.budget_bytes)}; keeping everything takes {format_bytes(comparison.keep_all_bytes)}"
     terminal.console().print(title)
     fitting = [row for row in comparison.rows if row.outcome is Outcome.FITS]
-    best = min((row for row in fitting if row.policy != REFERENCE and not _rows.is_lossy(row)), key=lambda row: row.seconds or 0.0, default=None)
+    best = min((row for row in fitting if row.policy != REFERENCE and not row.lossy), key=lambda row: row.seconds or 0.0, default=None)
     timed = [row for row in comparison.rows if row.seconds is not None]
     others = [row for row in comparison.rows if row.seconds is None]
     lines = [*(_rows.line(row, best=row is best) for row in timed), _rows.bound_line(comparison), *map(_rows.line, others)]

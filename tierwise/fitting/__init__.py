@@ -59,7 +59,7 @@ def fit(
     budget    bytes, "24GiB", or a share of the card such as 0.8; what is free on the card if not given
     host      how much host memory may be used; pinned: how much of that may be locked
     nvme      "DIR:200GiB": a directory for scratch files and how much of it may be used
-    policy    "auto", or "keep_all" to change nothing but compile
+    policy    "auto", or a policy of the zoo that runs at the borders of blocks; "keep_all" changes nothing but compile
     compile   whether regions are compiled by Inductor; by default on a GPU
     verify    run the first step of each shape twice more, planned and under plain checkpointing, and compare loss and gradients
     masters   "fp32": the optimizer works on fp32 copies of bf16 or fp16 parameters, with fp32 state; by default on the parameters as they are
@@ -68,7 +68,10 @@ def fit(
     weights   a .safetensors file or a folder of them: values for parameters, read module by module as they go to where they live
     device    "cuda" for a model that is still on the CPU, or on the meta device with weights=: it is never whole on the card unless it fits
     plan      a file that plan_of(model).save(path) wrote, to run by it again rather than plan; it is refused for anything but the same step
-    plan_seconds  how long to look for the fastest plan, not counting what is compiled and timed for it
+    plan_seconds  how long to look for the fastest plan, 10 if not given, not counting what is compiled and timed for it; less where the CPU
+              stands in for a GPU, whose times are guesses
+    machine   what to plan for, as tierwise.machines.load gives it; if not given, what ships for this card, or else is measured here
+    progress  is called with a sentence when a piece of work begins; by default a bar on stderr, where that is a terminal
     example   a batch (a mapping for model(**batch), a tuple for model(*batch)) to plan with now rather than at the first step
     """
     log_level_from_environment()

@@ -40,6 +40,7 @@ class Row:
     planning_seconds: float | None = None
     least_bytes: int | None = None  # the smallest budget an infeasible policy can do
     reason: str = ""  # why it does not fit; of one that does, what its planner says of the plan
+    lossy: bool = False  # whether it rounds, or trains another way
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,14 +76,7 @@ def choose(
         found.append(last)
     fastest = min(chosen.seconds for chosen in found)
     as_fast = [chosen for chosen in found if chosen.seconds <= fastest * AS_FAST]
-    return _explained(min(as_fast, key=lambda chosen: (chosen.sent_bytes, chosen.seconds)), search.least_seconds)
-
-
-def _explained(chosen: Chosen, least_seconds: float) -> Chosen:
-    above = max(0.0, chosen.seconds / least_seconds - 1) if least_seconds else 0.0
-    return replace(
-        chosen, program=replace(chosen.program, words=(f"at most {above:.1%} above the fastest that these regions could be in any memory",))
-    )
+    return min(as_fast, key=lambda chosen: (chosen.sent_bytes, chosen.seconds))
 
 
 def _predicted(menu: Menu, program: Program) -> Chosen | None:

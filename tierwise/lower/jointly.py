@@ -17,6 +17,7 @@ from ..errors import InfeasibleBudget, InvalidSchedule, OverCapacity
 from ..ir import ON_DEVICE, Menu, Placement, check_schedule, peak_bytes
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
+from .bound import least_seconds
 from .choose import IMAGES, Chosen, choose, keep_everything, predicted, with_budget
 from .compact import compact
 from .image import image
@@ -56,9 +57,17 @@ def choose_jointly(
         menu = compact(menu)
     units = state_units(menu.problem.graph, menu.homes)
     if not units:
-        return choose(menu, tiers=tiers, min_sent_bytes=min_sent_bytes, on_trial=on_trial)
+        return _explained(menu, choose(menu, tiers=tiers, min_sent_bytes=min_sent_bytes, on_trial=on_trial), update)
     search = _Search(menu, units, update, tiers, min_sent_bytes, time.monotonic() + seconds, takes, on_trial)
-    return search.run() if fixed is None else search.around(fixed)
+    return _explained(menu, search.run() if fixed is None else search.around(fixed), update)
+
+
+def _explained(menu: Menu, chosen: Chosen, update: str) -> Chosen:
+    least = least_seconds(menu, update)
+    above = max(0.0, chosen.seconds / least - 1)
+    return replace(
+        chosen, program=replace(chosen.program, words=(f"at most {above:.1%} above what no plan of these regions could beat in this memory",))
+    )
 
 
 class _Search:

@@ -129,8 +129,9 @@ def _memory(here: Surroundings) -> Iterator[Finding]:
 
 def _locked(here: Surroundings) -> Iterator[Finding]:
     if here.wsl:
-        found = f"WSL lets CUDA pin about half of its memory: some {format_bytes((here.memory_limit_bytes or here.memory_bytes) / 2)}"
-        yield Finding("pinned memory", Level.WARN, found, "raise memory= under [wsl2] in %UserProfile%\\.wslconfig, then: wsl --shutdown")
+        # No number is promised, and users report 0.5 to 2 GB on machines of any size. What is refused stays pageable, one refusal at a time.
+        found = "WSL lets CUDA pin little, often 1 GiB or less whatever ulimit says; the rest is copied at the speed of pageable memory"
+        yield Finding("pinned memory", Level.WARN, found, "tierwise run --pinned 1GiB ...   # or train on Linux itself")
     if here.locked_bytes is not None and here.locked_bytes < LOCKED_BYTES:
         found = f"ulimit -l is {format_bytes(here.locked_bytes)}"
         if not here.gpus and not here.torch_sees_gpu:

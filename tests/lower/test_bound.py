@@ -1,0 +1,48 @@
+"""The bound over menus, on the chain of toy_blocks.py: forward takes 2 seconds a block, backward 1 and 1 more for the loss."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_blocks import menu
+
+from tierwise.errors import InfeasibleBudget
+from tierwise.lower import choose, choose_jointly
+from tierwise.lower.bound import least_seconds
+
+
+def test_with_room_for_everything_it_is_the_compute():
+    assert least_seconds(menu(4, 1000)) == pytest.approx(4 * 2 + 1 + 4)
+
+
+def test_bytes_that_have_no_room_cost_a_share_of_a_call():
+    # At the loss: weights 20, inputs of blocks 50, a gradient 10, and 120 saved. Of these 20 too many: two thirds of one h, made again in a second.
+    assert least_seconds(menu(4, 180, bytes_per_second=1e-9)) == pytest.approx(13 + 2 / 3)
+
+
+def test_what_forward_has_time_to_carry_is_free():
+    # 20 bytes in the 8 seconds of forward, and back in the 5 of backward.
+    assert least_seconds(menu(4, 180, bytes_per_second=4.0)) == pytest.approx(13)
+    # At 2 bytes a second backward brings back 10, and 2 more in each second that it makes 30 others again.
+    assert least_seconds(menu(4, 180, bytes_per_second=2.0)) == pytest.approx(13 + 10 / 32)
+
+
+def test_no_plan_where_nothing_can_leave_and_nothing_fits():
+    assert least_seconds(menu(4, 20, bytes_per_second=1e-9)) == float("inf")
+
+
+@settings(max_examples=40, deadline=None)
+@given(length=st.integers(2, 7), budget=st.integers(60, 400), rate=st.sampled_from([0.1, 3.0, 30.0, 300.0]))
+def test_no_program_beats_it(length, budget, rate):
+    question = menu(length, budget, bytes_per_second=rate)
+    try:
+        chosen = choose(question)
+    except InfeasibleBudget:
+        return
+    assert chosen.seconds >= least_seconds(question) * (1 - 1e-6)
+
+
+def test_a_plan_says_how_far_above_it_is():
+    chosen = choose_jointly(menu(4, 180, bytes_per_second=1e-9))  # one call makes its h again, whole: 14 seconds for 13 2/3
+    assert chosen.program.words == ("at most 2.4% above what no plan of these regions could beat in this memory",)
