@@ -220,6 +220,15 @@ def describe(problem: Problem, policy: str, schedule: Schedule, timeline: Timeli
     )
 
 
+def with_choices_of(problem: Problem, other: Problem) -> Problem:
+    """The problem with the codecs, kernels and engines that another of the same step has besides: what a policy prepared before it planned."""
+    costs, engines = problem.costs, {(link.src, link.dst): link.codecs for link in other.machine.links}
+    codecs = (*costs.codecs, *(codec for codec in other.costs.codecs if codec.name not in costs.codec_named))
+    variants = (*costs.variants, *(variant for variant in other.costs.variants if (variant.op, variant.name) not in costs.variant_of))
+    links = tuple(replace(link, codecs={**engines.get((link.src, link.dst), {}), **link.codecs}) for link in problem.machine.links)
+    return replace(problem, machine=replace(problem.machine, links=links), costs=replace(costs, codecs=codecs, variants=variants))
+
+
 def _is_lossy(problem: Problem, policy: str, schedule: Schedule) -> bool:
     """Whether the policy says so, or what it was asked for makes it so: an option may have it round what it would keep exactly."""
     if policy in policies.names() and policies.card(policy).exactness.startswith("lossy"):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from problems import chain
+from problems import chain, relu_net
 
 from tierwise import machines, policies
 from tierwise.cli import _terminal as terminal
 from tierwise.errors import BadFile
-from tierwise.ir import Run, check_schedule, serial
+from tierwise.ir import Run, check_schedule, peak_bytes, serial
 from tierwise.policies import plan
 from tierwise.simulate import simulate
 
@@ -166,6 +166,17 @@ def test_simulate_predicts(tierwise, step, schedule, tmp_path):
     assert found["seconds"] == predicted.seconds
     assert found["peak_bytes"] == dict(predicted.peak_bytes)
     assert found["busy_seconds"] == predicted.busy_seconds()
+
+
+def test_simulate_knows_the_kernels_a_policy_prepared_and_what_rounds(tierwise, tmp_path):
+    problem = relu_net()
+    budget = f"{peak_bytes(problem, plan(problem, 'keep_all'))['hbm'] - 1}B"
+    step, run = tmp_path / "relus.json", tmp_path / "gist.json"
+    serial.save(problem, step)
+    planned = tierwise("plan", step, "--policy", "gist", "-O", "dpr=fp16", "--budget", budget, "-o", run)
+    assert "\ngist (not exact) " in planned.out  # exact but for this option
+    assert f"{run} (not exact) " in tierwise("simulate", step, run, "--budget", budget).out  # max pooling's backward is not the step's own
+    assert "not exact" not in tierwise("plan", step, "--policy", "gist", "--budget", budget).out
 
 
 def test_simulate_refuses_a_schedule_of_another_graph(refused, schedule, tmp_path):

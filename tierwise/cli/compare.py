@@ -38,7 +38,7 @@ def compare(
 
     from .. import machines, pipeline
     from ..ir import Outcome, Run, serial
-    from . import _inputs, _rows
+    from . import _inputs
     from . import _terminal as terminal
 
     names = _inputs.policy_names(policies)

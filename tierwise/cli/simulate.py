@@ -37,6 +37,8 @@ def simulate(
     found = file if isinstance(file, Schedule) else file.schedule
     if found is None:
         raise BadInput(f"{schedule} is a run without a schedule; name one that `tierwise plan -o` wrote")
+    if isinstance(file, Run) and file.problem is not None and file.problem.graph == problem.graph:
+        problem = pipeline.with_choices_of(problem, file.problem)
     check_schedule(problem, found)
     with terminal.progress(1) as begin:
         begin("simulating")
