@@ -76,7 +76,8 @@ def zoo_page(path: Path | None = None) -> tuple[str, dict[str, str]]:
         f"{len(ways) - len(ours)} published policies{' and ours, ' + ', '.join(ours) + ',' if ours else ''} plan the same training steps, one judge "
         "says what is legal and one clock how long it takes. A budget is a "
         "share of what keeping everything takes, and time is against keeping everything. Nothing ran: costs are rooflines, so what is compared is "
-        "what the policies decide, not how well their kernels are written. Models, cards and limits are in `benchmarks/cases/zoo.py`; every cell, "
+        "what the policies decide, not how well their kernels are written. Published searches have a second for each "
+        "cell, auto its ten. Models, cards and limits are in `benchmarks/cases/zoo.py`; every cell, "
         "with the machines of the papers too, is in `benchmarks/RESULTS.md`.\n",
         "## Time against memory\n\nEach point is a policy at one of the budgets; the line joins what nothing else beats in both. "
         "Hollow points are not exact: they train another way, or round.\n",

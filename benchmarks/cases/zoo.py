@@ -4,7 +4,8 @@
 
 Budgets are shares of what keeping everything takes; the card counts with its rates and as much memory as the budget says. The three transformers are
 compiled steps, two ops for each block; the three convolutional nets go op by op, since rules by kind of layer need layers. Costs are rooflines.
-Searches get one second a cell, and a cell that takes longer than twenty of the processor says so. Nothing here needs a GPU.
+Searches get one second a cell, ours, auto, the ten it has by itself, and a cell that takes longer than twenty of the processor says so. Nothing here
+needs a GPU.
 
 Rows are kept as they come, in results/simulated/zoo.partial.jsonl: what was interrupted goes on from there when it is called again. With only some
 models or policies, the others' rows of the latest result stay; each row says at which commit it was made.
