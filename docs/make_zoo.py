@@ -106,7 +106,7 @@ def zoo_page(path: Path | None = None) -> tuple[str, dict[str, str]]:
 
 
 def is_lossy(way: str) -> bool:
-    return policies.card(way).exactness.startswith("lossy")
+    return policies.card(way).lossy
 
 
 def _model(model: str, rows: list[Row], shares: list[float]) -> str:

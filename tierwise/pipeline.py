@@ -231,7 +231,7 @@ def with_choices_of(problem: Problem, other: Problem) -> Problem:
 
 def _is_lossy(problem: Problem, policy: str, schedule: Schedule) -> bool:
     """Whether the policy says so, or what it was asked for makes it so: an option may have it round what it would keep exactly."""
-    if policy in policies.names() and policies.card(policy).exactness.startswith("lossy"):
+    if policy in policies.names() and policies.card(policy).lossy:
         return True
     rounds = {codec.name for codec in problem.costs.codecs if codec.lossy}
     return bool(rounds) and any(isinstance(step, Copy) and (step.src_form in rounds or step.dst_form in rounds) for step in schedule.steps)

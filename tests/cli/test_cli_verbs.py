@@ -22,6 +22,8 @@ def test_policies_lists_every_policy_with_its_line(tierwise):
     for name in policies.names():
         card = policies.card(name)
         assert any(line.startswith(name) and line.endswith(card.summary) for line in ran.out.splitlines()), name
+    assert any(line.startswith("zenflow (not exact) ") for line in ran.out.splitlines())
+    assert any(line.split()[:4] == ["gist", "exact", "if", "dpr"] for line in ran.out.splitlines())
     assert ran.err.startswith("Next: tierwise policies ")
 
 

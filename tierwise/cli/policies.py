@@ -38,7 +38,7 @@ def policies(
     lines = [
         terminal.Line(
             (
-                card.name,
+                f"{card.name} (not exact)" if card.lossy else card.name,
                 card.authors or "-",
                 str(card.year or "-"),
                 card.venue or "-",
@@ -56,15 +56,15 @@ def policies(
         for absent in zoo.ABSENT
     ]
     terminal.print_table(columns, lines)
-    why: dict[str, list[str]] = {}
-    for card in cards:
-        if card.simulated_only_because:
-            why.setdefault(card.simulated_only_because, []).append(card.name)
-    if why:
-        print()
-    terminal.print_table(
-        (terminal.Column("simulated only", right=False),), [terminal.Line((", ".join(names),), rest=reason) for reason, names in why.items()]
-    )
+    for title, said in (("simulated only", "simulated_only_because"), ("exactness", "exactness")):
+        why: dict[str, list[str]] = {}
+        for card in cards:
+            if getattr(card, said) not in ("", "exact"):
+                why.setdefault(getattr(card, said), []).append(card.name)
+        if why:
+            print()
+        lines = [terminal.Line((", ".join(names),), rest=reason) for reason, names in why.items()]
+        terminal.print_table((terminal.Column(title, right=False),), lines)
     terminal.say_next("tierwise", "policies", cards[-1].name)
 
 

@@ -73,6 +73,11 @@ class Card:
         return "" if self.executable is True else str(self.executable).removeprefix(SIMULATED_ONLY)
 
     @property
+    def lossy(self) -> bool:
+        """Whether it rounds, or trains another way, without being asked to."""
+        return self.exactness.startswith("lossy")
+
+    @property
     def authors(self) -> str:
         return _first_author(self.paper)
 
