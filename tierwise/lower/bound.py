@@ -24,10 +24,10 @@ Terms = dict[int, float]
 
 def least_seconds(menu: Menu, update: str = "after") -> float:
     """Seconds of a step below which no program of the menu can get within its budget; infinite if none fits by this count."""
-    return _Bound(menu, update).lines.least()
+    return Bound(menu, update).least()
 
 
-class _Bound:
+class Bound:
     """The lines, each as its name says, with the three parts of the step in seconds and everything else in gigabytes or shares."""
 
     def __init__(self, menu: Menu, update: str) -> None:
@@ -42,6 +42,13 @@ class _Bound:
         self.memory: Terms = {}
         self.left = self._activations()
         self._states(update)
+
+    def least(self) -> float:
+        return self.lines.least()
+
+    def with_shares(self, on_cpu: float, streamed: float, elsewhere: float) -> float:
+        """The same with so much of the state updated there, and so much of the parameters elsewhere; infinite if that cannot be."""
+        return self.lines.least(dict(zip(self.shares, (on_cpu, streamed, elsewhere), strict=True)))
 
     def _activations(self) -> int:
         """Choices and what leaves; the variable of that."""
@@ -75,6 +82,7 @@ class _Bound:
         on_cpu = lines.variable(most=float(any(home.update == "cpu" for home in homes)))
         streamed = lines.variable(most=float(any(home.update == "streamed" for home in homes)))
         elsewhere = lines.variable(most=float(any(home.parameters != "device" for home in homes)))
+        self.shares = on_cpu, streamed, elsewhere
         lines.below({on_cpu: 1.0, streamed: 1.0}, 1.0)
         lines.below({**self.memory, on_cpu: -state, streamed: -state, elsewhere: -parameters}, GB * problem.budget_bytes - self.held)
         lines.below({self.rest: -1.0, on_cpu: -updating, streamed: -updating}, -updating - _outside_seconds(menu, self.made)[Phase.UPDATE])
@@ -158,12 +166,19 @@ class _Lines:
     def equal(self, terms: Terms, value: float) -> None:
         self.equals.append((terms, value))
 
-    def least(self) -> float:
+    def least(self, fixed: Terms | None = None) -> float:
+        """`fixed`: values of some variables."""
         from scipy.optimize import linprog
 
+        bounds = list(self.bounds)
+        for variable, value in (fixed or {}).items():
+            most = bounds[variable][1]
+            if most is not None and value > most:
+                return float("inf")
+            bounds[variable] = value, value
         equal = {"A_eq": self._rows(self.equals), "b_eq": [value for _, value in self.equals]} if self.equals else {}
         limits = [limit for _, limit in self.uppers]
-        found = linprog(self.costs, A_ub=self._rows(self.uppers), b_ub=limits, **equal, bounds=self.bounds, method="highs")
+        found = linprog(self.costs, A_ub=self._rows(self.uppers), b_ub=limits, **equal, bounds=bounds, method="highs")
         return float(found.fun) if found.success else float("inf")
 
     def _rows(self, lines: list[tuple[Terms, float]]) -> np.ndarray:

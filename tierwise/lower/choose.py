@@ -28,6 +28,7 @@ PARTS = (1.0, 0.5)  # of what a call saves, sent: the largest values first
 TRIALS = 9  # numbers of sending calls to try between none and all, then again around the best
 SKETCHES = 4  # the best of their kind, to be looked at more closely
 IMAGES = 8  # and so many of the best after that are simulated
+FEW_IMAGES = 2  # where no more are asked for, the best are taken as they are
 TOO_MANY = 1.01  # a pattern with more calls that is slower by this, twice, is not followed
 AS_FAST = 1.001  # programs so close are equals: of these the one that moves the fewest bytes
 WORTH_SENDING = 200  # of the budget, the part above which tensors outside of regions are sent
@@ -183,7 +184,8 @@ class _Search:
         # The first calls send all they save: what memory does with these is simplest, so that of each level the best is looked at.
         first = (self._first_calls(level, distance) for level in range(self.levels) for distance in (2, 1))
         plain = sorted((sketch for sketch in first if sketch is not None), key=_by_seconds)
-        closer = {sketch.sending: sketch for start in (*starts, *plain[: 2 * SKETCHES]) for sketch in self._closer(start)}
+        near = self._closer if images > FEW_IMAGES else lambda start: (start,)
+        closer = {sketch.sending: sketch for start in (*starts, *plain[: 2 * SKETCHES]) for sketch in near(start)}
         chosen = [*sorted(closer.values(), key=_by_seconds)[:images], *plain[: images // 2]]
         for sketch in {sketch.sending: sketch for sketch in chosen}.values():
             if (program := self._program(sketch.levels, sketch.sending)) is not None:

@@ -1,9 +1,10 @@
 """Activations and lasting state in one budget: which regions' state leaves the device, where it is updated, and what is left for activations.
 
 State leaves from the end of the model on: the next forward needs the first layers first, so theirs is updated soonest, on the device. How many
-regions, how many of them without their parameters, and how their updates are shared between the cpu and the link is tried out; each time `choose`
-plans activations in what is left, and the whole program is judged and simulated. Two resources decide: a cpu that updates, and a link that carries
-gradients and parameters besides activations.
+regions, how many of them without their parameters, and how their updates are shared between the cpu and the link are three numbers. A linear program
+of a few lines (bound.py) puts hundreds of them in order in half a second; the first of them are tried out: `choose` plans activations in what is
+left, and the whole program is judged and simulated. Then what is near the best is. Two resources decide: a cpu that updates, and a link that
+carries gradients and parameters besides activations.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from ..errors import InfeasibleBudget, InvalidSchedule, OverCapacity
 from ..ir import ON_DEVICE, Menu, Placement, check_schedule, peak_bytes
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
-from .bound import least_seconds
-from .choose import IMAGES, Chosen, choose, keep_everything, predicted, with_budget
+from .bound import Bound, least_seconds
+from .choose import FEW_IMAGES, IMAGES, Chosen, choose, keep_everything, predicted, with_budget
 from .compact import compact
 from .image import image
 from .states import BESIDE, StateUnit, lighter, shared, state_units
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+GRID = 8  # numbers of regions whose state leaves that are put in order
+FIRST_SPLITS = 6  # so many of the best are tried before what is near the best of them
 CORRECTIONS = 3  # times that the room for activations is made smaller when a whole program turns out too large
 HOST_SHARE = 0.9  # of host memory for state; the rest is for what passes through it
 GOOD_ENOUGH = 1.01  # of the time that keeping everything takes: nothing that moves state can gain more than the rest
-FIRST_IMAGES = 2  # of activations around a split that is only tried; the best one gets all of them
 WORTH_IT = 0.995  # moving state must gain this much over leaving it
 
 
@@ -106,8 +108,8 @@ class _Search:
         alone = self._try(Split())
         if alone is not None and alone.seconds <= GOOD_ENOUGH * self._keep_all_seconds():
             return alone
-        for state in reversed(numbers[1:]):  # from the most room on, so that something is found
-            self._try(Split(state, 0, self.balance))
+        for split in self._promising():
+            self._try(split)
         for streamed in (self.balance, 0.0):  # what passes through the device takes room there, too
             if self._best() is None:
                 self._try(Split(count, 0, streamed))
@@ -122,6 +124,28 @@ class _Search:
         if alone is not None and best.seconds > alone.seconds * WORTH_IT:
             best = alone
         return self._closer(best)
+
+    def _promising(self) -> list[Split]:
+        """By what the linear program makes of them on a machine whose host memory is shared, the best first."""
+        count = len(self.units)
+        line = Bound(replace(self.menu, problem=shared(self.menu.problem, {"cpu", BESIDE})), self.update)
+        shares = {*SHARES, self.balance}
+        found: list[tuple[float, int, Split]] = []
+        for state in sorted({round(part * count / GRID) for part in range(1, GRID + 1)} - {0}):
+            for parameters in sorted({round(share * state) for share in SHARES}):
+                for streamed in sorted(shares):
+                    away = state / count
+                    seconds = line.with_shares(away * (1 - streamed), away * streamed, parameters / count)
+                    found.append((seconds, len(found), Split(state, parameters, streamed)))
+        ordered = [split for seconds, _, split in sorted(found) if seconds < float("inf")]
+        # Not ten that are all but one: of each pair of numbers of regions the best share. And parameters that come and go hold compute up in more
+        # ways than these lines know, so they come second.
+        first = {(split.state, split.parameters): split for split in reversed(ordered)}
+        best = [split for split in ordered if first[split.state, split.parameters] is split]
+        return [
+            *[split for split in best if not split.parameters][:FIRST_SPLITS],
+            *[split for split in best if split.parameters][: FIRST_SPLITS // 2],
+        ]
 
     def _keep_all_seconds(self) -> float:
         made = image(self.menu, keep_everything(self.menu))
@@ -203,7 +227,7 @@ class _Search:
             short += host - self.host_bytes
         return None
 
-    def _with(self, states: Mapping[str, Placement], passing_bytes: int, tiers: Sequence[str], images: int = FIRST_IMAGES) -> Chosen | None:
+    def _with(self, states: Mapping[str, Placement], passing_bytes: int, tiers: Sequence[str], images: int = FEW_IMAGES) -> Chosen | None:
         """Activations planned in what these states leave of the budget, with so much held all the time by whoever runs updates."""
         self.on_trial()
         light = lighter(self.menu, states)
