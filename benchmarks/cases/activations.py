@@ -101,7 +101,9 @@ class _Training:
         import torch
 
         start = time.perf_counter()
-        losses = [float(self.step()) for _ in range(warm_ups)]
+        losses = [float(self.step())]
+        first_seconds = time.perf_counter() - start
+        losses += [float(self.step()) for _ in range(warm_ups - 1)]
         warm_seconds = time.perf_counter() - start
         torch.cuda.reset_peak_memory_stats()
         taken = []
@@ -117,6 +119,7 @@ class _Training:
             "peak_bytes": torch.cuda.max_memory_allocated(),
             "seconds": statistics.median(taken),
             "reserved_bytes": torch.cuda.max_memory_reserved(),
+            "first_step_seconds": first_seconds,  # with everything that is made before it
             "warm_up_seconds": warm_seconds,
             "first_loss": losses[0],
             **fields,
@@ -251,14 +254,19 @@ def _ours(case: str, budgets: list[str], steps: int) -> None:
         nbytes = parse_bytes(int(budget) if budget.isdigit() else budget)
         torch.cuda.set_per_process_memory_fraction(min(1.0, nbytes / capacity))
         start = time.perf_counter()
-        ready = [start]
+        stages: dict[str, str] = {}  # what began when, for readers of the file
+
+        def tell(what: str, start: float = start, stages: dict[str, str] = stages) -> None:
+            stages[f"{time.perf_counter() - start:.1f} s"] = what
+
         try:
-            fit(training.model, training.optimizer, budget=nbytes, progress=lambda what, ready=ready: ready.append(time.perf_counter()))
+            fit(training.model, training.optimizer, budget=nbytes, progress=tell)
             row = training.measure("tierwise", steps, SETTLED, budget_bytes=nbytes)
         except Exception as error:
             print(
                 "ROW", json.dumps({"case": case, "way": "tierwise", "budget_bytes": nbytes, "failed": f"{type(error).__name__}: {error}"}), flush=True
             )
+            torch.cuda.set_per_process_memory_fraction(1.0)  # what comes back may take more than the budget
             release(training.model)
             _forget(training)
             continue
@@ -268,7 +276,7 @@ def _ours(case: str, budgets: list[str], steps: int) -> None:
         row |= {
             "predicted_seconds": plan.predicted.seconds,
             "predicted_peak_bytes": plan.peak_bytes,
-            "ready_seconds": ready[-1] - start,
+            "stages": stages,
             "sent_bytes": counts.sent_bytes // passes,
             "exposed_seconds": counts.exposed_seconds / passes,
             "retries": fitted.session.retries,
@@ -277,6 +285,7 @@ def _ours(case: str, budgets: list[str], steps: int) -> None:
             "plan": plan.words(),
         }
         print("ROW", json.dumps(row), flush=True)
+        torch.cuda.set_per_process_memory_fraction(1.0)  # what comes back may take more than the budget
         if number == 0 and not counts.sent_bytes:  # what is sent would stay, without the runtime
             codes = {module: plan.plans[module, 0].forward for module, _ in plan.plans}
             release(training.model)

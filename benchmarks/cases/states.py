@@ -158,10 +158,10 @@ def fitted_row(way: Way, given: argparse.Namespace, device: Any) -> dict[str, An
     tokens = _tokens(shape, device)
     start = time.perf_counter()
     budget = way.budget_bytes if given.budget is None else given.budget
-    stages: list[list[Any]] = []
+    stages: dict[str, str] = {}  # what began when, for readers of the file
     tierwise.fit(
         model, optimizer, budget=budget, masters="fp32", update=way.update, compile=way.compiled, device=device, example=(tokens,),
-        host=way.host_bytes, progress=lambda what: stages.append([round(time.perf_counter() - start, 1), what]),
+        host=way.host_bytes, progress=lambda what: stages.update({f"{time.perf_counter() - start:.1f} s": what}),
     )  # fmt: skip
     ready_seconds = time.perf_counter() - start
     if given.cap and budget:
