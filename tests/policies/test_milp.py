@@ -85,3 +85,13 @@ def test_equal_programs_have_equal_answers():
 def test_scipy_is_imported_only_to_solve():
     code = "import sys, tierwise.policies.checkmate; sys.exit('scipy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_variables_can_be_fixed_for_one_solution():
+    program = Program()
+    x, y = program.variable(cost=2.0), program.variable(upper=10.0, cost=1.0)
+    program.constrain([(x, 5.0), (y, 1.0)], lower=7.0)
+    assert program.solve().values == pytest.approx((1.0, 2.0))
+    assert program.solve(fixed={x: 0.5}).objective == pytest.approx(2 * 0.5 + 4.5)
+    assert not program.solve(fixed={x: 1.5})  # past its own bound
+    assert program.solve().objective == pytest.approx(4.0)  # and free again

@@ -8,12 +8,12 @@ backward into what is not backward. Shares of a call, perfect overlap and no wor
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import replace
 
 from ..ir import Choice, Menu, Phase, Role
+from ..policies._milp import Program
 from .choose import hull, keep_everything
 from .image import Image, image
 from .states import state_units
@@ -31,9 +31,9 @@ class Bound:
     """The lines, each as its name says, with the three parts of the step in seconds and everything else in gigabytes or shares."""
 
     def __init__(self, menu: Menu, update: str) -> None:
-        self.menu, self.lines = menu, _Lines()
+        self.menu, self.lines = menu, Program()
         self.made = image(menu, keep_everything(menu))
-        self.forward, self.backward, self.rest = (self.lines.variable(cost=1.0) for _ in range(3))
+        self.forward, self.backward, self.rest = (self.lines.variable(upper=math.inf, cost=1.0) for _ in range(3))
         self.whole: Terms = dict.fromkeys((self.forward, self.backward, self.rest), -1.0)
         self.not_backward: Terms = {self.forward: -1.0, self.rest: -1.0}
         machine, device = menu.problem.machine, menu.problem.device_tier
@@ -44,31 +44,34 @@ class Bound:
         self._states(update)
 
     def least(self) -> float:
-        return self.lines.least()
+        return self.lines.solve().objective
 
     def with_shares(self, on_cpu: float, streamed: float, elsewhere: float) -> float:
         """The same with so much of the state updated there, and so much of the parameters elsewhere; infinite if that cannot be."""
-        return self.lines.least(dict(zip(self.shares, (on_cpu, streamed, elsewhere), strict=True)))
+        return self.lines.solve(fixed=dict(zip(self.shares, (on_cpu, streamed, elsewhere), strict=True))).objective
+
+    def _below(self, terms: Terms, limit: float) -> None:
+        self.lines.constrain(terms.items(), upper=limit)
 
     def _activations(self) -> int:
         """Choices and what leaves; the variable of that."""
         lines, seconds = self.lines, _outside_seconds(self.menu, self.made)
         held, activations, saved = (GB * nbytes for nbytes in _at_the_turn(self.menu, self.made))
         self.held = held
-        left = lines.variable(most=activations + saved)
+        left = lines.variable(upper=activations + saved)
         self.memory[left] = -1.0
         compute: dict[Phase, Terms] = {Phase.FORWARD: {self.forward: -1.0}, Phase.BACKWARD: {self.backward: -1.0}}
         of_saved: Terms = {left: 1.0}
         for count, choices in _classes(self.menu, self.made):
-            shares = [lines.variable(most=count) for _ in choices]
-            lines.equal(dict.fromkeys(shares, 1.0), count)
+            shares = [lines.variable(upper=count) for _ in choices]
+            lines.constrain([(share, 1.0) for share in shares], lower=count, upper=count)
             for share, choice in zip(shares, choices, strict=True):
                 compute[Phase.FORWARD][share], compute[Phase.BACKWARD][share] = choice.forward_seconds, choice.backward_seconds
                 self.memory[share], of_saved[share] = GB * choice.saved_bytes, -GB * choice.saved_bytes
-        lines.below(of_saved, activations)  # what left was there: saved, or held besides
+        self._below(of_saved, activations)  # what left was there: saved, or held besides
         for phase, terms in compute.items():
-            lines.below(terms, -seconds[phase])
-        lines.below({left: 1.0, self.forward: -self.out_rate}, 0.0)
+            self._below(terms, -seconds[phase])
+        self._below({left: 1.0, self.forward: -self.out_rate}, 0.0)
         return left
 
     def _states(self, update: str) -> None:
@@ -79,26 +82,26 @@ class Bound:
         parameters = GB * sum(unit.parameter_bytes for unit in units)
         cpu_seconds = sum(problem.costs.op_seconds.get((op, "cpu"), 0.0) for unit in units for op in unit.updates)
         updating = sum(problem.costs.op_seconds[op, problem.machine.device.name] for unit in units for op in unit.updates)
-        on_cpu = lines.variable(most=float(any(home.update == "cpu" for home in homes)))
-        streamed = lines.variable(most=float(any(home.update == "streamed" for home in homes)))
-        elsewhere = lines.variable(most=float(any(home.parameters != "device" for home in homes)))
+        on_cpu = lines.variable(upper=float(any(home.update == "cpu" for home in homes)))
+        streamed = lines.variable(upper=float(any(home.update == "streamed" for home in homes)))
+        elsewhere = lines.variable(upper=float(any(home.parameters != "device" for home in homes)))
         self.shares = on_cpu, streamed, elsewhere
-        lines.below({on_cpu: 1.0, streamed: 1.0}, 1.0)
-        lines.below({**self.memory, on_cpu: -state, streamed: -state, elsewhere: -parameters}, GB * problem.budget_bytes - self.held)
-        lines.below({self.rest: -1.0, on_cpu: -updating, streamed: -updating}, -updating - _outside_seconds(menu, self.made)[Phase.UPDATE])
+        self._below({on_cpu: 1.0, streamed: 1.0}, 1.0)
+        self._below({**self.memory, on_cpu: -state, streamed: -state, elsewhere: -parameters}, GB * problem.budget_bytes - self.held)
+        self._below({self.rest: -1.0, on_cpu: -updating, streamed: -updating}, -updating - _outside_seconds(menu, self.made)[Phase.UPDATE])
         self._carried({self.left: 1.0, on_cpu: gradients, streamed: state}, self.whole, self.out_rate)
         self._carried({self.left: 1.0, streamed: state, elsewhere: 2 * parameters}, self.whole, self.in_rate)
         self._carried({self.left: 1.0, on_cpu: parameters, streamed: state}, self.whole, self.in_rate)
         self._carried({self.left: 1.0, elsewhere: parameters}, {self.backward: -1.0}, self.in_rate)
-        lines.below({on_cpu: cpu_seconds, **self.whole}, 0.0)
+        self._below({on_cpu: cpu_seconds, **self.whole}, 0.0)
         if update == "after":  # nothing is updated before all gradients are there, and all of it before the next backward
-            lines.below({on_cpu: cpu_seconds, **self.not_backward}, 0.0)
+            self._below({on_cpu: cpu_seconds, **self.not_backward}, 0.0)
             self._carried({self.left: 1.0, streamed: state}, self.not_backward, self.out_rate)
             self._carried({streamed: state}, self.not_backward, self.in_rate)
 
     def _carried(self, terms: Terms, part: Terms, rate: float) -> None:
         """So much fits through the link in a part of the step."""
-        self.lines.below({**terms, **{variable: rate * seconds for variable, seconds in part.items()}}, 0.0)
+        self._below({**terms, **{variable: rate * seconds for variable, seconds in part.items()}}, 0.0)
 
 
 def _at_the_turn(menu: Menu, made: Image) -> tuple[int, int, int]:
@@ -144,46 +147,3 @@ def _outside_seconds(menu: Menu, made: Image) -> dict[Phase, float]:
         if op.id not in calls and op.id not in moving:
             found[op.phase] += seconds[op.id]
     return found
-
-
-@dataclass
-class _Lines:
-    """A linear program, line by line."""
-
-    costs: list[float] = field(default_factory=list)
-    bounds: list[tuple[float, float | None]] = field(default_factory=list)
-    uppers: list[tuple[Terms, float]] = field(default_factory=list)
-    equals: list[tuple[Terms, float]] = field(default_factory=list)
-
-    def variable(self, *, cost: float = 0.0, most: float | None = None) -> int:
-        self.costs.append(cost)
-        self.bounds.append((0.0, most))
-        return len(self.costs) - 1
-
-    def below(self, terms: Terms, limit: float) -> None:
-        self.uppers.append((terms, limit))
-
-    def equal(self, terms: Terms, value: float) -> None:
-        self.equals.append((terms, value))
-
-    def least(self, fixed: Terms | None = None) -> float:
-        """`fixed`: values of some variables."""
-        from scipy.optimize import linprog
-
-        bounds = list(self.bounds)
-        for variable, value in (fixed or {}).items():
-            most = bounds[variable][1]
-            if most is not None and value > most:
-                return float("inf")
-            bounds[variable] = value, value
-        equal = {"A_eq": self._rows(self.equals), "b_eq": [value for _, value in self.equals]} if self.equals else {}
-        limits = [limit for _, limit in self.uppers]
-        found = linprog(self.costs, A_ub=self._rows(self.uppers), b_ub=limits, **equal, bounds=bounds, method="highs")
-        return float(found.fun) if found.success else float("inf")
-
-    def _rows(self, lines: list[tuple[Terms, float]]) -> np.ndarray:
-        rows = np.zeros((len(lines), len(self.costs)))
-        for row, (terms, _) in zip(rows, lines, strict=True):
-            for variable, factor in terms.items():
-                row[variable] = factor
-        return rows

@@ -12,7 +12,7 @@ HiGHS runs on one thread with a fixed seed, so equal programs have equal answers
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -91,8 +91,15 @@ class Program:
         self._row_lower.append(lower)
         self._row_upper.append(upper)
 
-    def solve(self, *, time_limit_seconds: float = math.inf, relative_gap: float = 0.0, relaxed: bool = False) -> Solution:
-        """The best solution. `relaxed` lets integer variables take any value between their bounds."""
+    def solve(
+        self, *, time_limit_seconds: float = math.inf, relative_gap: float = 0.0, relaxed: bool = False, fixed: Mapping[int, float] | None = None
+    ) -> Solution:
+        """The best solution. `relaxed` lets integer variables take any value between their bounds; `fixed` variables have these values."""
+        lower, upper = list(self._lower), list(self._upper)
+        for variable, value in (fixed or {}).items():
+            if not lower[variable] <= value <= upper[variable]:
+                return _empty(False)
+            lower[variable] = upper[variable] = value
         if not self.variables:
             return _empty(all(low <= 0 <= high for low, high in zip(self._row_lower, self._row_upper, strict=True)))
         import numpy as np
@@ -108,7 +115,7 @@ class Program:
         found = milp(
             np.array(self._cost) / unit,
             integrality=None if relaxed else np.array(self._integer, dtype=np.int32),
-            bounds=Bounds(np.array(self._lower), np.array(self._upper)),
+            bounds=Bounds(np.array(lower), np.array(upper)),
             constraints=LinearConstraint(matrix, np.array(self._row_lower), np.array(self._row_upper)) if self.constraints else None,
             options=options,
         )
