@@ -52,6 +52,7 @@ def test_where_nothing_can_be_written_is_said_before_the_work(refused, tmp_path,
     monkeypatch.setattr(demonstration, "demonstrate", None)  # would be called
     assert "is no folder that can be written to" in refused("demo", "-o", tmp_path / "no" / "page.html")
     assert "it is a folder" in refused("demo", "-o", tmp_path)
+    assert "name the page" in refused("demo", "-o", tmp_path / "page.json")  # what it is made of would be written over
     (tmp_path / "train.py").write_text("print(1)", encoding="utf-8")
     assert "is no folder" in refused("run", "--report", tmp_path / "no" / "page.html", tmp_path / "train.py")
     assert "is no folder" in refused("capture", "gpt2-tiny", "-o", tmp_path / "no" / "step.json")

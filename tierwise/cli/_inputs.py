@@ -30,6 +30,15 @@ def stem(step: str) -> str:
     return Path(step).name.removesuffix(".gz").removesuffix(".json").removesuffix(".step")
 
 
+def record_of(page: str) -> str:
+    """The file beside a page that has what it was made of."""
+    from pathlib import Path
+
+    if Path(page).suffix == ".json":
+        raise BadInput(f"{page} would be the page and, beside it, what the page is made of; name the page {Path(page).with_suffix('.html')}")
+    return Path(page).with_suffix(".json").as_posix()
+
+
 def check_writable(*names: str | None) -> None:
     """Where nothing can be written is said before the work, not behind it."""
     import os

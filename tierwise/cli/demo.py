@@ -21,15 +21,15 @@ def demo(
 ) -> None:
     """Train a small GPT on the CPU inside a budget of memory, and the same without one; compare the two, and write the report."""
     import sys
-    from pathlib import Path
 
     from .. import report
     from ..integrations.progress import Teller
     from ..ir import serial
     from . import _terminal as terminal
-    from ._inputs import check_writable
+    from ._inputs import check_writable, record_of
 
-    check_writable(out)
+    record = record_of(out)
+    check_writable(out, record)
     line = Teller()
     tell: Callable[[str], None] = line if sys.stderr.isatty() else terminal.say
     try:
@@ -40,7 +40,6 @@ def demo(
     finally:
         line.over()
     _print(found)
-    record = Path(out).with_suffix(".json").as_posix()
     serial.save(found.run, record)
     serial.write(report.render([found.run], report.summarize([found.run])), out)
     terminal.say(f"Wrote {out}, to be opened in a browser, and {record}, what it was made of.")

@@ -28,7 +28,7 @@ def run(
     from ..errors import BadInput
     from ..integrations.script import run_script
     from ..units import parse_bytes, parse_store
-    from ._inputs import check_writable
+    from ._inputs import check_writable, record_of
 
     if command[0] == "-m" and len(command) == 1:
         raise BadInput("-m takes the name of a module, such as -m package.train")
@@ -38,7 +38,7 @@ def run(
     if budget is not None:
         parse_bytes(budget, of=1 << 40)
     _known(policy)
-    check_writable(report)
+    check_writable(report, None if report is None else record_of(report))
     ended = run_script(
         command, watch=watch, budget=budget, host=host, pinned=pinned, nvme=nvme, policy=policy, compile=False if no_compile else None, verify=verify
     )
@@ -65,15 +65,14 @@ def _known(policy: str) -> None:
 
 
 def _report(name: str, run: object) -> None:
-    from pathlib import Path
-
     from .. import report
     from ..ir import Run, serial
     from . import _terminal as terminal
+    from ._inputs import record_of
 
     if not isinstance(run, Run):
         return terminal.say(f"No report: nothing was planned, so {name} was not written.")
-    record = Path(name).with_suffix(".json").as_posix()
+    record = record_of(name)
     serial.save(run, record)
     serial.write(report.render([run], report.summarize([run])), name)
     terminal.say(f"Wrote {name} and {record}.")

@@ -210,7 +210,7 @@ def planned(problem: Problem, policy: str, **options: Any) -> tuple[Problem, Sch
                                    "give it a machine with more, or a larger budget") from None  # fmt: skip
         least = getattr(error, "least_bytes", None) or _least_budget(problem, module, options, error)
         if least is None:
-            raise InfeasibleBudget(f"{policy} finds no plan for this step at {format_bytes(problem.budget_bytes)}, nor at any larger budget: "
+            raise InfeasibleBudget(f"{policy} finds no plan for this step at {format_bytes(problem.budget_bytes)}, nor with all of the card: "
                                    f"{error}; use another policy") from None  # fmt: skip
         raise InfeasibleBudget(
             f"budget {format_bytes(problem.budget_bytes)} is below {format_bytes(least)}, the smallest {policy} can do for this step; "
