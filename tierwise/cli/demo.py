@@ -55,10 +55,10 @@ def _print(found: Demonstration) -> None:
 
     out = terminal.console()
     print()
-    out.print("1. What published policies would do with this step", style="bold")
+    out.print("1. What published policies would do with this step, op by op", style="bold")
     compare.print_comparison(found.comparison, "the CPU in the place of a GPU", blank=False)
     print()
-    out.print("2. What Tierwise does with it", style="bold")
+    out.print("2. What Tierwise does with it, block by block", style="bold")
     for sentence in found.run.words:
         print(f"  {sentence}")
     print()
