@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from math import inf, nan
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -9,21 +12,24 @@ from hypothesis import strategies as st
 
 from tierwise.errors import UnknownName
 from tierwise.execute import codecs
-from tierwise.execute.codecs import bits, encoded, pool_places, sparse_rows, zero_values
+from tierwise.execute.codecs import bits, encoded, pool_places, rounding, sparse_rows, zero_values
 
 relaxed = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-@pytest.fixture(params=["torch", "kernels"], autouse=True)
+@pytest.fixture(params=["torch", pytest.param("kernels", marks=() if INTERPRETED else pytest.mark.gpu)], autouse=True)
 def way(request, monkeypatch):
     """Every test by torch, and by the kernels where Triton can interpret them (TRITON_INTERPRET=1) or there is a GPU."""
+    kernels = None
     if request.param == "kernels":
         kernels = pytest.importorskip("tierwise.execute.codecs.kernels", reason="needs Triton")
         if not kernels.triton.knobs.runtime.interpret and not torch.cuda.is_available():
             pytest.skip("needs a GPU, or TRITON_INTERPRET=1")
-        for module in (bits, zero_values, sparse_rows):
-            monkeypatch.setattr(module, "kernels_for", lambda tensor: kernels)
+    for module in (bits, zero_values, sparse_rows, rounding):
+        monkeypatch.setattr(module, "kernels_for", lambda tensor: kernels)
     return request.param
 
 
@@ -105,14 +111,31 @@ def test_bits_are_made_of_bools():
         codecs.encode(torch.ones(3), "bits")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_signs_by_hand(dtype):
+    tiny = torch.finfo(dtype).smallest_normal / 4
+    output = torch.tensor([0.0, -0.0, nan, -nan, inf, -inf, tiny, -tiny, 1.0, -1.0, 0.0], dtype=dtype, device=device())
+    assert bits.signs(output).parts[0].tolist() == [0b01011100, 0b001]
+    assert bits.signs(output[:0]).parts[0].tolist() == []
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float64])
 def test_a_relus_backward_from_signs(dtype):
-    x = torch.randn(3, 5, 33, dtype=dtype, device=device())
-    x[0, 0, :3] = torch.tensor([float("nan"), 0.0, -0.0], dtype=dtype)
-    output, gradient = torch.relu(x), torch.randn_like(x)
-    signs = bits.signs(output)
-    assert signs.nbytes == -(-x.numel() // 8)
-    assert same_bits(bits.relu_backward(gradient, signs), torch.ops.aten.threshold_backward(gradient, output, 0))
+    x = torch.randn(3, 5, 33, 20, dtype=dtype, device=device())
+    x[0, 0, 0, :3] = torch.tensor([nan, 0.0, -0.0], dtype=dtype)
+    gradient = torch.randn_like(x)
+    gradient[0, 0, 0, 3:13] = torch.tensor([-0.0, nan], dtype=dtype, device=device()).repeat(5)
+    last = torch.channels_last
+    # as torch keeps them, both channels-last, one of them, and a gradient that is one number for all
+    for ours, theirs in ((x, gradient), (x.to(memory_format=last), gradient.to(memory_format=last)), (x.to(memory_format=last), gradient),
+                         (x[:, ::2], gradient[:, ::2]), (x, gradient[0, 0, 0, 0].expand(x.shape)), (x[:0], gradient[:0])):  # fmt: skip
+        output = torch.relu(ours)
+        signs = bits.signs(output)
+        assert signs.nbytes == -(-output.numel() // 8)
+        made = bits.relu_backward(theirs, signs)
+        assert same_bits(made, torch.where(output <= 0, torch.zeros_like(theirs), theirs))
+        same = same_bits if output.is_cuda else same_but_for_nans  # on the CPU torch's own may make another NaN of one in 16 bits
+        assert same(made, torch.ops.aten.threshold_backward(theirs, output, 0))
 
 
 @pytest.mark.parametrize(("codec", "digits"), [("fp16", 11), ("bf16", 8), ("fp8", 4)])
@@ -128,6 +151,54 @@ def test_rounding_is_no_worse_than_its_digits(codec, digits, largest):
     assert ((back - tensor).abs()[large] <= tensor.abs()[large] * 2.0**-digits).all()
     assert made.nbytes == tensor.numel() * {"fp16": 2, "bf16": 2, "fp8": 1}[codec] + 4
     assert codec in codecs.LOSSY
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("codec", ["fp16", "fp8"])
+def test_torch_and_the_kernels_round_alike(way, codec, dtype):
+    if way == "torch":
+        pytest.skip("compared once")
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32, device=device())  # all that 16 bits can be, and every 65536th fp32
+    values = (every << 16).view(dtype) if dtype is torch.float32 else every.to(torch.int16).view(dtype)
+    finite = values[values.isfinite()]
+    # ties: fp8 has four digits, these have five
+    ties = torch.arange(1, 32, dtype=dtype, device=device()).unsqueeze(1) * 2.0 ** torch.arange(-10, 4, device=device()).to(dtype)
+    cases = [
+        values,
+        finite,
+        *(finite[finite.abs() < most] for most in (3e-39, 1e-30, 1e-6, 1e-3, 3.0, 500.0)),
+        ties.flatten(),
+        values[:0],
+        values[:1],
+    ]
+    cases += [torch.zeros(5, dtype=dtype, device=device()), finite[:24000].view(4, 25, 12, 20).to(memory_format=torch.channels_last), finite[::7]]
+    for tensor in cases:
+        made = codecs.encode(tensor, codec)
+        flat = encoded.dense(tensor)
+        rounded, scale = rounding._encode(flat.as_strided((flat.numel(),), (1,)), codec)
+        assert torch.equal(made.parts[1], scale)
+        if codec == "fp8":
+            assert torch.equal(made.parts[0], rounded)
+        else:
+            assert same_but_for_nans(made.parts[0].view(torch.float16), rounded.view(torch.float16))
+        assert same_but_for_nans(codecs.decode(made), rounding._decode(made))
+        assert codecs.decode(made).stride() == flat.stride()
+    # every number there is, of more digits than bf16 has
+    narrow = (every.to(torch.int16) if codec == "fp16" else every[:256].to(torch.uint8)).view(torch.uint8)
+    whole = encoded.Encoded(codec, (narrow, torch.full((1,), 0.5, device=device())), dtype, (65536 if codec == "fp16" else 256,), (1,))
+    assert same_but_for_nans(codecs.decode(whole), rounding._decode(whole))
+
+
+def same_but_for_nans(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Which NaN arithmetic makes of a NaN differs from device to device: a CPU keeps its sign and digits, a GPU does not."""
+    return same_bits(torch.where(a.isnan(), nan, a), torch.where(b.isnan(), nan, b))
+
+
+def test_fp8_of_numbers_whose_scale_is_beyond_fp16():
+    tensor = torch.tensor([2.0**-20, -(2.0**-16), 0.0], dtype=torch.float16, device=device())
+    made = codecs.encode(tensor, "fp8")
+    assert made.parts[1].item() == 2.0**24  # 256 of 448
+    assert torch.equal(codecs.decode(made), tensor)
 
 
 def test_rounding_keeps_what_fits():

@@ -7,7 +7,7 @@ else counts as dense. Measured densities belong into Costs.codecs, and then thes
 
 Rates are those of passes over memory, as a fused kernel reaches them. Ours reach less of that on an H200
 (benchmarks/results/h200/2026-11-15-codecs.json): of fp32, zvc 0.85 encoding and 0.89 decoding, csr 0.56 and 0.38, packing signs 0.60; of bf16, zvc
-0.62 and 0.65, csr 0.26 and 0.21, signs 0.38; rounding, which is torch's, 0.07 to 0.34. Sizes are within a thousandth of the measured ones. Measured
+0.62 and 0.65, csr 0.26 and 0.21, signs 0.38; rounding, then torch's, 0.07 to 0.34. Sizes are within a thousandth of the measured ones. Measured
 rates belong into Costs.codecs, too.
 """
 

@@ -11,9 +11,10 @@
 Not through `encode`, because they are read and not decoded, or need to know more than the tensor: what a ReLU's backward needs of its output
 (bits.py), and the places of max pooling's maxima (pool_places.py).
 
-The same bytes come out on every device. On a GPU zvc, csr and the packing of bits are Triton kernels where Triton is there (kernels.py, imported when
-first needed); all else, and everything on the CPU, is torch. Encoding zvc and csr waits for the device once, to learn how many values there are.
-How fast each is on an H200, and what that makes of a link: benchmarks/results/h200, cases/codecs.py.
+The same bytes come out on every device, up to which NaN stands for a NaN that was rounded. On a GPU all but bf16 and the places of maxima are Triton
+kernels where Triton is there (kernels.py, imported when first needed), signs and rounding for fp32, bf16 and fp16; what is left, and everything on
+the CPU, is torch. Encoding zvc and csr waits for the device once, to learn how many values there are. How fast each is on an H200, and what that
+makes of a link: benchmarks/results/h200, cases/codecs.py.
 """
 
 from __future__ import annotations

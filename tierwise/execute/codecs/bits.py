@@ -1,10 +1,10 @@
-"""Eight bools in a byte, and a ReLU's backward from the signs of its output."""
+"""Eight bools in a byte, and a ReLU's backward from the signs of its output. On a GPU each is one pass over memory, by a Triton kernel."""
 
 from __future__ import annotations
 
 import torch
 
-from .encoded import Encoded, dense, kernels_for, row
+from .encoded import Encoded, dense, kernels_for, lies_as, row
 
 
 def pack(flags: torch.Tensor) -> torch.Tensor:
@@ -35,16 +35,29 @@ def encode(tensor: torch.Tensor) -> Encoded:
 
 def decode(encoded: Encoded) -> torch.Tensor:
     (packed,) = encoded.parts
-    flags = unpack(packed, encoded.elements)
+    kernels = kernels_for(packed)
+    flags = (kernels.unpack if kernels else unpack)(packed, encoded.elements)
     return flags.as_strided(encoded.size, encoded.stride)
 
 
 def signs(output: torch.Tensor) -> Encoded:
     """What a ReLU's backward needs of the ReLU's output: where it is not at or below zero, as torch asks (a NaN is not)."""
-    return encode(~(output <= 0))
+    output = dense(output)
+    values = output.as_strided((output.numel(),), (1,))
+    kernels = kernels_for(output)
+    packed = kernels.pack_signs(values) if kernels and output.dtype in kernels.FLOATS else pack(~(values <= 0))
+    return Encoded("bits", (packed,), torch.bool, tuple(output.shape), output.stride())
 
 
 def relu_backward(gradient: torch.Tensor, signs: Encoded) -> torch.Tensor:
-    """The bits of torch.ops.aten.threshold_backward(gradient, output, 0)."""
+    """The bits of torch.ops.aten.threshold_backward(gradient, output, 0), but for NaNs of 16 bits on the CPU, which that replaces by others.
+
+    One pass by a kernel where the gradient lies in memory as the output did; else by torch, from bits that are unpacked first.
+    """
+    kernels = kernels_for(gradient)
+    if kernels and lies_as(gradient, signs):
+        kept = torch.empty_strided(gradient.shape, gradient.stride(), dtype=gradient.dtype, device=gradient.device)
+        kernels.keep_where_set(row(gradient), signs.parts[0], row(kept))
+        return kept
     zero = torch.zeros((), dtype=gradient.dtype, device=gradient.device)
     return torch.where(decode(signs), gradient, zero)

@@ -61,6 +61,12 @@ def empty_like_row(encoded: Encoded, device: torch.device) -> tuple[torch.Tensor
     return tensor, row(tensor)
 
 
+def lies_as(tensor: torch.Tensor, encoded: Encoded) -> bool:
+    """Whether the tensor's values lie in memory in the order of those encoded; a stride counts only where there is more than one value."""
+    strides = zip(tensor.shape, tensor.stride(), encoded.stride, strict=False)
+    return tuple(tensor.shape) == encoded.size and all(size == 1 or mine == theirs for size, mine, theirs in strides)
+
+
 def kernels_for(tensor: torch.Tensor) -> ModuleType | None:
     """The Triton kernels, where this tensor is on a GPU and Triton is installed."""
     if not tensor.is_cuda:
