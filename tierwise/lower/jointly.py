@@ -25,6 +25,7 @@ from .image import image
 from .states import BESIDE, StateUnit, lighter, shared, state_units
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+HALVES = (0.0, 0.5, 1.0)
 GRID = 8  # numbers of regions whose state leaves that are put in order
 FIRST_SPLITS = 6  # so many of the best are tried before what is near the best of them
 CORRECTIONS = 3  # times that the room for activations is made smaller when a whole program turns out too large
@@ -129,10 +130,10 @@ class _Search:
         """By what the linear program makes of them on a machine whose host memory is shared, the best first."""
         count = len(self.units)
         line = Bound(replace(self.menu, problem=shared(self.menu.problem, {"cpu", BESIDE})), self.update)
-        shares = {*SHARES, self.balance}
+        shares = {*HALVES, self.balance}
         found: list[tuple[float, int, Split]] = []
         for state in sorted({round(part * count / GRID) for part in range(1, GRID + 1)} - {0}):
-            for parameters in sorted({round(share * state) for share in SHARES}):
+            for parameters in sorted({round(share * state) for share in HALVES}):
                 for streamed in sorted(shares):
                     away = state / count
                     seconds = line.with_shares(away * (1 - streamed), away * streamed, parameters / count)
