@@ -14,14 +14,13 @@ import argparse
 import functools
 import gc
 import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
+
+from benchmarks.processes import Process
 
 NEEDS = "cuda"
 BASELINE = "blocks compiled, keep"
@@ -62,19 +61,13 @@ def run(case: str) -> list[dict[str, Any]]:
 
 def _process(arguments: list[str]) -> list[dict[str, Any]]:
     """Each way in a process of its own; ours share one, as a user's second fit does."""
-    environment = os.environ | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    command = [sys.executable, "-m", "benchmarks.cases.activations", *arguments]
+    process = Process([sys.executable, "-m", "benchmarks.cases.activations", *arguments], "ROW")
     rows = []
-    with tempfile.TemporaryFile("w+") as talk, subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=talk, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:  # shown as they come: whoever stops this has them
-            if line.startswith("ROW "):
-                rows.append(json.loads(line.removeprefix("ROW ")))
-                print({name: value for name, value in rows[-1].items() if name != "plan"}, flush=True)
-        process.wait()
-        if not rows or process.returncode:
-            talk.seek(0)
-            print(arguments, process.returncode, talk.read()[-2000:], file=sys.stderr, flush=True)
+    for row in process:
+        rows.append(row)
+        print({name: value for name, value in row.items() if name != "plan"}, flush=True)
+    if not rows or process.code:
+        print(arguments, process.code, process.talk[-2000:], file=sys.stderr, flush=True)
     return rows
 
 

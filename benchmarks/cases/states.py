@@ -16,7 +16,6 @@ import argparse
 import gc
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +24,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.processes import Process
 
 NEEDS = "cuda"
 BASELINE = "everything on the device"
@@ -110,24 +111,16 @@ def run(
 
 def _in_a_process(command: list[str], numbers: list[int]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Rows by number as the process says them; those it did not say have an outcome instead."""
-    environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} | dict(os.environ)
-    left = list(numbers)
-    with tempfile.TemporaryFile("w+") as talk, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=talk, text=True, env=environment) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("RES "):
-                found: dict[str, Any] = json.loads(line[4:])
-                number = found.pop("number", left[0])
-                left.remove(number)
-                yield number, found
-        process.wait()
-        talk.seek(0)
-        said = talk.read()
+    process, left = Process(command, "RES"), list(numbers)
+    for found in process:
+        number = found.pop("number", left[0])
+        left.remove(number)
+        yield number, found
     if left:
-        print(said[-3000:], file=sys.stderr)
-    lines = [line for line in said.splitlines() if line.strip()] or ["no output"]
+        print(process.talk[-3000:], file=sys.stderr)
+    lines = [line for line in process.talk.splitlines() if line.strip()] or ["no output"]
     for number in left:
-        yield number, {"outcome": f"exit {process.returncode}: {lines[-1][:200]}"}
+        yield number, {"outcome": f"exit {process.code}: {lines[-1][:200]}"}
 
 
 # -- rows, in their own process -------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from toy_blocks import menu
 from tierwise.errors import InfeasibleBudget
 from tierwise.ir import Choice, SavedValue, check_schedule
 from tierwise.lower import choose, image
+from tierwise.lower.bound import least_seconds
 from tierwise.lower.choose import _predicted, _Search, _Sending, hull
 from tierwise.simulate import simulate
 
@@ -51,7 +52,7 @@ def test_a_hull_has_only_choices_worth_having():
 
 @settings(max_examples=40, deadline=None)
 @given(length=st.integers(2, 7), budget=st.integers(60, 400), rate=st.sampled_from([0.1, 3.0, 30.0, 300.0]))
-def test_what_is_chosen_is_legal_and_within_the_budget(length, budget, rate):
+def test_what_is_chosen_is_legal_within_the_budget_and_not_below_the_bound(length, budget, rate):
     question = menu(length, budget, bytes_per_second=rate)
     try:
         chosen = choose(question)
@@ -61,6 +62,7 @@ def test_what_is_chosen_is_legal_and_within_the_budget(length, budget, rate):
     made = image(question, chosen.program)
     check_schedule(made.problem, made.schedule)
     assert chosen.peak_bytes <= budget
+    assert chosen.seconds >= least_seconds(question) * (1 - 1e-6)
 
 
 def test_the_sketch_tells_the_time_of_the_simulator():

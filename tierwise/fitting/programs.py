@@ -45,11 +45,8 @@ def program_for(
     `saved`: a file with the program, which is taken as it is."""
     choose = _Timed(partial(choose_jointly, tiers=tiers, update=update, fixed=fixed, takes=takes), plan_seconds)
     on_gpu = device.torch_device.type == "cuda"
-    if saved is not None:
-        program = load_program(os.fspath(saved), prepared.menu)
-        return (measured(prepared, model, _unmeasured(prepared.menu, program), device, progress) if on_gpu else prepared), program
-    if policy == "keep_all":
-        program = keep_everything(prepared.menu)
+    if saved is not None or policy == "keep_all":
+        program = keep_everything(prepared.menu) if saved is None else load_program(os.fspath(saved), prepared.menu)
         return (measured(prepared, model, _unmeasured(prepared.menu, program), device, progress) if on_gpu else prepared), program
     if policy != "auto":
         return by_policy(model, prepared, policy, device, compile=compile, progress=progress, update=update)

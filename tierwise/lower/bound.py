@@ -33,6 +33,7 @@ class Bound:
     def __init__(self, menu: Menu, update: str) -> None:
         self.menu, self.lines = menu, Program()
         self.made = image(menu, keep_everything(menu))
+        self.outside = _outside_seconds(menu, self.made)
         self.forward, self.backward, self.rest = (self.lines.variable(upper=math.inf, cost=1.0) for _ in range(3))
         self.whole: Terms = dict.fromkeys((self.forward, self.backward, self.rest), -1.0)
         self.not_backward: Terms = {self.forward: -1.0, self.rest: -1.0}
@@ -55,7 +56,7 @@ class Bound:
 
     def _activations(self) -> int:
         """Choices and what leaves; the variable of that."""
-        lines, seconds = self.lines, _outside_seconds(self.menu, self.made)
+        lines = self.lines
         held, activations, saved = (GB * nbytes for nbytes in _at_the_turn(self.menu, self.made))
         self.held = held
         left = lines.variable(upper=activations + saved)
@@ -70,7 +71,7 @@ class Bound:
                 self.memory[share], of_saved[share] = GB * choice.saved_bytes, -GB * choice.saved_bytes
         self._below(of_saved, activations)  # what left was there: saved, or held besides
         for phase, terms in compute.items():
-            self._below(terms, -seconds[phase])
+            self._below(terms, -self.outside[phase])
         self._below({left: 1.0, self.forward: -self.out_rate}, 0.0)
         return left
 
@@ -88,7 +89,7 @@ class Bound:
         self.shares = on_cpu, streamed, elsewhere
         self._below({on_cpu: 1.0, streamed: 1.0}, 1.0)
         self._below({**self.memory, on_cpu: -state, streamed: -state, elsewhere: -parameters}, GB * problem.budget_bytes - self.held)
-        self._below({self.rest: -1.0, on_cpu: -updating, streamed: -updating}, -updating - _outside_seconds(menu, self.made)[Phase.UPDATE])
+        self._below({self.rest: -1.0, on_cpu: -updating, streamed: -updating}, -updating - self.outside[Phase.UPDATE])
         self._carried({self.left: 1.0, on_cpu: gradients, streamed: state}, self.whole, self.out_rate)
         self._carried({self.left: 1.0, streamed: state, elsewhere: 2 * parameters}, self.whole, self.in_rate)
         self._carried({self.left: 1.0, on_cpu: parameters, streamed: state}, self.whole, self.in_rate)

@@ -92,12 +92,12 @@ class _Search:
         self.least_bytes: int | None = None
         self.lacks: dict[str, int] = {}  # below the device: what a plan would have taken of a tier
         self.host_bytes = menu.problem.machine.capacity("dram")
+        self.busy = shared(menu.problem, {"cpu", BESIDE})  # the machine while both update
         self.balance = self._balance()
 
     def _balance(self) -> float:
         """The share of updates that go through the device when the cpu and the link are done with theirs at the same time."""
-        problem = shared(self.menu.problem, {"cpu", BESIDE})
-        machine, seconds = problem.machine, problem.costs.op_seconds
+        machine, seconds = self.busy.machine, self.busy.costs.op_seconds
         updates = [op for unit in self.units for op in unit.updates]
         on_cpu = sum(seconds.get((op, "cpu"), 0.0) for op in updates)
         on_link = sum(machine.copy_seconds(unit.state_bytes + unit.gradient_bytes, "dram", self.menu.problem.device_tier) for unit in self.units)
@@ -129,7 +129,7 @@ class _Search:
     def _promising(self) -> list[Split]:
         """By what the linear program makes of them on a machine whose host memory is shared, the best first."""
         count = len(self.units)
-        line = Bound(replace(self.menu, problem=shared(self.menu.problem, {"cpu", BESIDE})), self.update)
+        line = Bound(replace(self.menu, problem=self.busy), self.update)
         shares = {*HALVES, self.balance}
         found: list[tuple[float, int, Split]] = []
         for state in sorted({round(part * count / GRID) for part in range(1, GRID + 1)} - {0}):
