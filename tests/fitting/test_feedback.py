@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fitting.test_states import batch, model_and_optimizer
 from fitting.training import equal, fitting, three_steps, tower, trained
 
 from tierwise.fitting import fitted, plan_of
 from tierwise.fitting.feedback import corrected, is_off
 from tierwise.ir import Compute, Copy, Span
 from tierwise.lower import image
+from tierwise.lower.states import moved_updates
 from tierwise.simulate import simulate
 
 
@@ -22,7 +24,7 @@ def slowed(plan, regions: float, between: float, copies: float):
     for span in plan.predicted.spans:
         step, taken = plan.image.schedule.steps[span.step], span.end - span.start
         if isinstance(step, Compute) and graph.ops[step.op].region not in plan.program.calls:
-            seconds += (between - 1) * taken
+            seconds += (between - 1) * taken * (span.lane == "gpu")
             continue
         factor = regions if isinstance(step, Compute) else copies
         seconds += (factor - 1) * taken * isinstance(step, Compute)
@@ -72,6 +74,19 @@ def test_a_plan_made_again_for_the_same_program_predicts_what_was_measured():
         measured = slowed(plan, 1.3, 2.0, 1.0)
         made = image(corrected(plan, measured), plan.program)
     assert abs(simulate(made.problem, made.schedule).seconds / measured.seconds - 1) < 0.02
+
+
+def test_updates_that_run_elsewhere_say_nothing_about_what_is_between_regions():
+    """State is placed; all goes as predicted, only what is between regions takes twice as long: the loss, not the updates."""
+    model, optimizer = model_and_optimizer()
+    with fitting(model, optimizer=optimizer, budget="1200KiB") as found:
+        plan = found.prepare((), batch(0))
+        moved = moved_updates(plan.menu.problem.graph, plan.program.states)
+        menu = corrected(plan, slowed(plan, 1.0, 2.0, 1.0))
+    before, after = plan.menu.problem.costs.op_seconds, menu.problem.costs.op_seconds
+    between = [(op.id, "gpu") for op in plan.menu.problem.graph.ops if op.region not in plan.program.calls and op.id not in moved]
+    assert moved and between and all(after[op] == pytest.approx(2 * before[op], rel=0.02) for op in between)
+    assert all(after[op, "gpu"] == before[op, "gpu"] for op in moved)
 
 
 def test_a_call_that_waited_does_not_count():

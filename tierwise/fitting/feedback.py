@@ -11,6 +11,7 @@ from dataclasses import replace
 from statistics import mean, median
 
 from ..ir import Choice, Compute, Copy, Machine, Menu, Phase, Problem, Timeline
+from ..lower.states import moved_updates
 from .plan import Plan
 
 OFF = 0.05  # of the predicted time of a step: what a prediction may be off by
@@ -47,10 +48,16 @@ def corrected(plan: Plan, measured: Timeline) -> Menu:
 
 
 def _between(problem: Problem, plan: Plan, measured_seconds: float) -> Problem:
-    """Ops outside of the planned calls, all slower or faster by what they and the waiting between calls came to."""
+    """Ops outside of the planned calls, all slower or faster by what they and the waiting between calls came to. Updates that run elsewhere say
+    nothing about them."""
     device, calls = problem.machine.device.name, plan.program.calls
     waiting = max(0.0, plan.predicted.seconds - plan.predicted.busy_seconds().get(device, 0.0))
-    outside = [(op.id, device) for op in problem.graph.ops if op.region not in calls and (op.id, device) in problem.costs.op_seconds]
+    elsewhere = moved_updates(problem.graph, plan.program.states)
+    outside = [
+        (op.id, device)
+        for op in problem.graph.ops
+        if op.region not in calls and op.id not in elsewhere and (op.id, device) in problem.costs.op_seconds
+    ]
     planned = sum(problem.costs.op_seconds[op] for op in outside)
     if planned <= 0 or measured_seconds <= waiting:
         return problem

@@ -70,6 +70,11 @@ def state_units(graph: Graph, paths: Collection[str]) -> list[StateUnit]:
     return sorted(found, key=lambda unit: min((graph.uses[s][0] for s in unit.parameters if graph.uses[s]), default=0))
 
 
+def moved_updates(graph: Graph, states: Mapping[str, Placement]) -> set[int]:
+    """Those that do not run between the step's other ops on the device."""
+    return {op for unit in state_units(graph, states) if states[unit.path].update != "device" for op in unit.updates}
+
+
 def with_states(problem: Problem, schedule: Schedule, states: Mapping[str, Placement], update: str) -> tuple[Problem, Schedule]:
     """The schedule with lasting state where it lives. What several paths share is where the path of its name is. Updates that are streamed run
     beside compute, on a stream of their own."""
