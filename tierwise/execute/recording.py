@@ -35,7 +35,8 @@ class Recording:
     def __init__(self, device: Device) -> None:
         self._device = device
         self.before: MemoryUse = device.memory()
-        self.start = device.start()
+        self.start = device.moment()  # of compute: a step's updates may still be under way on other lanes, and are waited for where they are needed
+        self.start.now()
         self.calls: dict[int, CallFact] = {}  # by region call
         self.copies: list[CopyFact] = []
         self.sent: dict[int, list[tuple[int, str, int]]] = {}  # parcel -> region call, value, bytes
@@ -76,6 +77,8 @@ class Recording:
             self.after = self._device.memory()
             self._device.synchronize()
             self.end.now()
+            if self.start.event is not None:  # both clocks agree at the end, when nothing runs
+                self.start.host_seconds = self.end.host_seconds - self.end.since(self.start)
             while self._hooks:
                 self._hooks.pop().remove()
 
