@@ -69,29 +69,59 @@ def test_every_choice_has_the_bits_of_the_untouched_model(name, monkeypatch):
         assert not [sentence for sentence in found.session.events.said if "runs as it is" in sentence]
 
 
+class Twice(nn.Module):
+    """Uses what it is given twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+
+    def forward(self, x):
+        return torch.tanh(self.inner(x)) * x
+
+
+class Forked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(8, 16)
+        self.blocks = nn.ModuleList(Twice() for _ in range(4))
+
+    def forward(self, x, target):
+        x = self.enter(x)
+        x = self.blocks[0](x) + self.blocks[1](x)
+        return (self.blocks[3](self.blocks[2](x))[:, :4] - target).square().mean()
+
+
+class Unsaved(Twice):
+    """No op of it saves what it is given."""
+
+    def forward(self, x):
+        return x + self.inner(2.0 * x)
+
+
+class Held(Forked):
+    """The first block's input has a name until the end, as embeddings have in many models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Unsaved() for _ in range(4))
+
+    def forward(self, x, target):
+        first = x = self.enter(x)
+        for block in self.blocks:
+            x = block(x)
+        return (x[:, :4] - target).square().mean() + 0.0 * first.shape[0]
+
+
 def test_where_gradients_would_be_added_in_another_order_the_block_runs_as_it_is():
     """A tensor that goes into two blocks, each of which uses it twice: eager adds ((a + b) + c) + d, regions (a + b) + (c + d)."""
-
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(16, 16)
-
-        def forward(self, x):
-            return torch.tanh(self.inner(x)) * x
-
-    class Forked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.enter = nn.Linear(8, 16)
-            self.blocks = nn.ModuleList(Twice() for _ in range(4))
-
-        def forward(self, x, target):
-            x = self.enter(x)
-            x = self.blocks[0](x) + self.blocks[1](x)
-            return (self.blocks[3](self.blocks[2](x))[:, :4] - target).square().mean()
-
     torch.manual_seed(0)
     found = same(three_steps, Forked(), budget="1GiB")
     assert {module for module, _ in found.current.plans} == {"blocks.2", "blocks.3"}
     assert [note for note in found.current.notes if note.startswith("blocks.0 (Twice) runs as it is: it uses enter.addmm several times")]
+
+
+def test_who_only_holds_a_tensor_adds_nothing_to_its_gradient():
+    torch.manual_seed(0)
+    found = same(three_steps, Held(), budget="1GiB")
+    assert {module for module, _ in found.current.plans} == {f"blocks.{number}" for number in range(4)}

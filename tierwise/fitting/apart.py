@@ -30,7 +30,11 @@ def adds_in_another_order(graph: Graph, call: int, look: Look) -> str:
     given = {storage for op in graph.ops if op.region == call and op.phase is Phase.FORWARD for storage in op.reads}
     for storage in sorted(given):
         made = graph.producer(storage)
-        others = [reader for reader in graph.readers[storage] if graph.ops[reader].phase is Phase.FORWARD and graph.ops[reader].region != call]
+        others = [
+            reader
+            for reader in (graph.ops[reader] for reader in graph.readers[storage])
+            if reader.phase is Phase.FORWARD and reader.region != call and (reader.writes or reader.mutates)  # who makes nothing lets go of it
+        ]
         if graph.storages[storage].nbytes in sizes and others and (made is None or graph.ops[made].region != call):
             name = graph.storages[storage].name
             return f"it uses {name} several times and others use it too, so gradients would be added in another order; compile=True allows that"

@@ -5,14 +5,19 @@ A module path has the parameters below it that no longer path has; storages are 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from ..ir import Costs, Graph, Menu, Phase, Placement, Problem, Role, Schedule, Storage
+from ..ir import Costs, Graph, Link, Menu, Phase, Placement, Problem, Role, Schedule, Storage, Tier
 from ..policies._lasting import Away, placed
 from .coarse import renumber
 
 BESIDE = "gpu, updates"
+# Where streamed state is while it passes through the device: in buffers of a few chunks, whatever a module has. Whoever runs updates says how large
+# these are (jointly.py's `takes`), so in the image what passes takes nothing of the budget.
+PASSING = "passing"
+WITHIN_DEVICE = 1e12  # bytes a second from the device to these buffers and back
 # Host memory is shared. Measured on an H200's host (benchmarks/cases/sharing.py): the cpu updates 4.3 to 4.8 G parameters a second alone and 3.4 to
 # 4.2 beside copies. Of 55 GB/s a link carries 50 each way when both are busy; beside the cpu 36 to 40 in, and 40 to 52 out.
 CPU_BESIDE_COPIES = 0.8
@@ -110,8 +115,18 @@ def _with_stream(problem: Problem, updates: Collection[int]) -> Problem:
     machine, device = problem.machine, problem.machine.device
     seconds = dict(problem.costs.op_seconds)
     seconds |= {(op, BESIDE): seconds[op, device.name] for op in updates}
-    stream = replace(device, name=BESIDE, library_bytes=0)
-    return replace(problem, machine=replace(machine, processors=(*machine.processors, stream)), costs=replace(problem.costs, op_seconds=seconds))
+    stream = replace(device, name=BESIDE, tier=PASSING, library_bytes=0)
+    inside = {BESIDE: WITHIN_DEVICE}
+    links = [Link(device.tier, PASSING, inside), Link(PASSING, device.tier, inside)]
+    links += [replace(link, dst=PASSING) for link in machine.links if link.dst == device.tier]
+    links += [replace(link, src=PASSING) for link in machine.links if link.src == device.tier]
+    machine = replace(
+        machine,
+        tiers=(*machine.tiers, Tier(PASSING, sys.maxsize)),
+        links=(*machine.links, *links),
+        processors=(*machine.processors, stream),
+    )
+    return replace(problem, machine=machine, costs=replace(problem.costs, op_seconds=seconds))
 
 
 def _away(place: Placement, problem: Problem) -> Away:
