@@ -21,6 +21,8 @@ from ..execute.states.units import STREAM_CHUNK_ELEMENTS
 from ..ir import ON_DEVICE, Placement, Program
 
 PASSING_SHARE = 50  # of the budget, one part in so many for gradients that leave, and for state that is streamed
+HELD_SHARE = 10  # of the budget, one part in so many for gradients whose updates are under way during backward
+MOST_UNITS_IN_FLIGHT = 4
 STREAMED_BYTES = 3 * (12 + 2 + 2)  # on the device for each element of a chunk: three buffers of state, gradient and parameter
 
 
@@ -38,6 +40,7 @@ class Lasting:
         share = budget_bytes // PASSING_SHARE
         self._leaving_bytes = min(LEAVING_BYTES, share)
         self._chunk_elements = max(1, min(STREAM_CHUNK_ELEMENTS, share // STREAMED_BYTES))
+        self._held_bytes = budget_bytes // HELD_SHARE
         self._session, self._below, self._optimizer = session, below, optimizer
         self._masters, self._update = masters, update
         self._pool: HostPool | None = None
@@ -57,7 +60,14 @@ class Lasting:
         return States(
             self._session.model, self._optimizer, placements, self._session.device, update=self._update, masters=self._masters,
             source=self._source, leaving_bytes=self._leaving_bytes, stream_chunk_elements=self._chunk_elements,
+            units_in_flight=self._units_in_flight(placements),
         )  # fmt: skip
+
+    def _units_in_flight(self, placements: Mapping[str, Placement]) -> int:
+        """As many as may hold their gradients at once, besides the one that backward fills."""
+        model = self._session.model
+        largest = max((sum(parameter.nbytes for parameter in model.get_submodule(path).parameters()) for path in placements), default=0)
+        return max(1, min(MOST_UNITS_IN_FLIGHT, self._held_bytes // max(1, largest) - 1))
 
     def differs(self, program: Program) -> bool:
         wanted = _away(program.states)

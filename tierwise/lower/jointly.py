@@ -31,7 +31,8 @@ FIRST_SPLITS = 6  # so many of the best are tried before what is near the best o
 CORRECTIONS = 3  # times that the room for activations is made smaller when a whole program turns out too large
 HOST_SHARE = 0.9  # of host memory for state; the rest is for what passes through it
 GOOD_ENOUGH = 1.01  # of the time that keeping everything takes: nothing that moves state can gain more than the rest
-WORTH_IT = 0.995  # moving state must gain this much over leaving it
+WORTH_IT = 0.98  # moving state must gain this much over leaving it: it takes host memory, and predictions are better for what stays
+BOTH = (False, True)  # activations stay or are made again; or some are sent, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,11 @@ class _Search:
         alone = self._try(Split())
         if alone is not None and alone.seconds <= GOOD_ENOUGH * self._keep_all_seconds():
             return alone
-        for split in self._promising():
-            self._try(split)
+        promising = self._promising()
+        for sends in BOTH:
+            if self._best() is None:
+                for split in promising:
+                    self._try(split, (sends,))
         for streamed in (self.balance, 0.0):  # what passes through the device takes room there, too
             if self._best() is None:
                 self._try(Split(count, 0, streamed))
@@ -129,7 +133,7 @@ class _Search:
     def _promising(self) -> list[Split]:
         """By what the linear program makes of them on a machine whose host memory is shared, the best first."""
         count = len(self.units)
-        line = Bound(replace(self.menu, problem=self.busy), self.update)
+        line = Bound(replace(self.menu, problem=self.busy.with_budget(max(1, self.busy.budget_bytes - self._besides_bytes()))), self.update)
         shares = {*HALVES, self.balance}
         found: list[tuple[float, int, Split]] = []
         for state in sorted({round(part * count / GRID) for part in range(1, GRID + 1)} - {0}):
@@ -147,6 +151,14 @@ class _Search:
             *[split for split in best if not split.parameters][:FIRST_SPLITS],
             *[split for split in best if split.parameters][: FIRST_SPLITS // 2],
         ]
+
+    def _besides_bytes(self) -> int:
+        """What a call of a region takes while it runs, at least, and what updates take all the time: more than the linear program knows of."""
+        least = (
+            min(max(choice.forward_workspace_bytes or 0, choice.backward_workspace_bytes or 0) for choice in c) for c in self.menu.choices.values()
+        )
+        states = self.states(Split(len(self.units), 0, self.balance))
+        return max(least, default=0) + (self.takes(states)[0] if states else 0)
 
     def _keep_all_seconds(self) -> float:
         made = image(self.menu, keep_everything(self.menu))
@@ -173,41 +185,50 @@ class _Search:
         return chosen if again is None else min(chosen, again, key=lambda one: one.seconds)
 
     def _descend(self) -> None:
-        """From the best so far: other shares of streamed updates, then ever smaller changes of both numbers."""
+        """From the best so far: other shares of streamed updates, then ever smaller changes of both numbers. Whether activations are sent, too, is
+        asked of the best ones only: the link may have better things to do."""
         count = len(self.units)
         step = max(1, count // 4)
         while True:
-            found = self._best()
-            assert found is not None
-            split = found[0]
+            split = self._best_split()
+            self._try(split)
+            sends = (self._sends(split),)
             for change in (-step, step):
                 state = min(max(split.state + change, 0), count)
-                self._try(replace(split, state=state, parameters=min(split.parameters, state)))
-                self._try(replace(split, parameters=min(max(split.parameters + change, 0), split.state)))
+                self._try(replace(split, state=state, parameters=min(split.parameters, state)), sends)
+                self._try(replace(split, parameters=min(max(split.parameters + change, 0), split.state)), sends)
                 streamed = min(max(split.streamed + change / count, 0.0), 1.0)
-                self._try(replace(split, streamed=streamed))
+                self._try(replace(split, streamed=streamed), sends)
             if time.monotonic() > self.deadline:
                 return
-            better = self._best()
-            assert better is not None
-            if better[0] == split:
+            if self._best_split() == split:
                 if step == 1:
                     return
                 step = (step + 1) // 2 if step > 2 else 1
+
+    def _best_split(self) -> Split:
+        found = self._best()
+        assert found is not None
+        return found[0]
+
+    def _sends(self, split: Split) -> bool:
+        """Whether what was found for it is better with activations that are sent."""
+        stays, sent = (self.tried.get((split, sends)) for sends in BOTH)
+        return sent is not None and (stays is None or sent.seconds < stays.seconds)
 
     def _best(self) -> tuple[Split, Chosen] | None:
         found = [(chosen.seconds, number, split, chosen) for number, ((split, _), chosen) in enumerate(self.tried.items()) if chosen is not None]
         return min(found)[2:] if found else None
 
-    def _try(self, split: Split) -> Chosen | None:
-        """With and without sending activations: the link may have better things to do."""
-        for sends in (False, True) if self.tiers else (False,):
+    def _try(self, split: Split, ways: Sequence[bool] = BOTH) -> Chosen | None:
+        """With and without sending activations, or one of these."""
+        for sends in ways if self.tiers else (False,):
             if (split, sends) in self.tried or (sends and self._keeps_everything(split)):
                 continue
             if time.monotonic() > self.deadline and self._best() is not None:
                 break
             self.tried[split, sends] = self._planned(split, self.tiers if sends else ())
-        found = [chosen for sends in (False, True) if (chosen := self.tried.get((split, sends))) is not None]
+        found = [chosen for sends in BOTH if (chosen := self.tried.get((split, sends))) is not None]
         return min(found, key=lambda chosen: chosen.seconds) if found else None
 
     def _keeps_everything(self, split: Split) -> bool:
@@ -277,24 +298,34 @@ class _Search:
             "nvme": machine.capacity("nvme") if "nvme" in machine.tier_named else 0,
         }
         found: dict[str, Placement] = {}
-        through = 0.0
-        for place, unit in enumerate(self.units):
-            if place < count - split.state:
-                continue
+        leaving = range(count - split.state, count)
+        streams = self._streaming(split)
+        # Parameters that the cpu updates are in host memory anyway; those of streamed updates would take the link once more.
+        away = {*sorted(leaving, key=lambda place: (streams[place], -place))[: split.parameters]}
+        for place in leaving:
+            unit = self.units[place]
             options = self.menu.homes[unit.path]
-            through += split.streamed
-            updates = ("streamed", "cpu") if through >= 1 else ("cpu", "streamed")
-            wanted = ("host", "nvme") if place >= count - split.parameters else ("device",)
-            chosen = self._fitting(options, updates, wanted, unit, room)
+            updates = ("streamed", "cpu") if streams[place] else ("cpu", "streamed")
+            chosen = self._fitting(options, updates, ("host", "nvme") if place in away else ("device",), unit, room)
             stays = chosen is None or (chosen == ON_DEVICE and any(option.update != "device" for option in options))
             if stays:  # it was to leave
                 self.lacks["dram"] = sum(other.state_bytes + other.gradient_bytes for other in self.units)
             if chosen is None:
                 return None
-            if chosen.update == "streamed" or through >= 1:
-                through -= 1
             if chosen != ON_DEVICE:
                 found[unit.path] = chosen
+        return found
+
+    def _streaming(self, split: Split) -> dict[int, bool]:
+        """Whose updates pass through the device: that share of those that leave, evenly among them, where both ways are open to them."""
+        found: dict[int, bool] = {}
+        through = 0.0
+        for place in range(len(self.units) - split.state, len(self.units)):
+            ways = {option.update for option in self.menu.homes[self.units[place].path]}
+            through += split.streamed
+            found[place] = "streamed" in ways and (through >= 1 or "cpu" not in ways)
+            if found[place] or through >= 1:
+                through -= 1
         return found
 
     @staticmethod
