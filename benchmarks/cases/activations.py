@@ -14,7 +14,7 @@ import argparse
 import functools
 import gc
 import json
-import statistics
+import logging
 import sys
 import time
 from collections.abc import Callable
@@ -38,8 +38,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 PARTS = tuple(CASES)
 PEERS = ["keep", "half", "checkpoint", "input offload", "eager", "eager checkpoint"]
-WARM_UPS, STEPS = 3, 6
-SETTLED = 10  # warm steps of ours: until then a plan may be made again with what was measured
+WARM_UPS, STEPS = 3, 8
+SETTLED = 14  # warm steps of ours: until then a plan may be made again with what was measured
 
 
 def run(case: str) -> list[dict[str, Any]]:
@@ -98,19 +98,18 @@ class _Training:
         first_seconds = time.perf_counter() - start
         losses += [float(self.step()) for _ in range(warm_ups - 1)]
         warm_seconds = time.perf_counter() - start
+        torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-        taken = []
-        for _ in range(steps):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
+        start = time.perf_counter()
+        for _ in range(steps):  # together: what one leaves to be done may be done under the next
             self.step()
-            torch.cuda.synchronize()
-            taken.append(time.perf_counter() - start)
+        torch.cuda.synchronize()
+        seconds = (time.perf_counter() - start) / steps
         return {
             "case": self.case,
             "way": way,
             "peak_bytes": torch.cuda.max_memory_allocated(),
-            "seconds": statistics.median(taken),
+            "seconds": seconds,
             "reserved_bytes": torch.cuda.max_memory_reserved(),
             "first_step_seconds": first_seconds,  # with everything that is made before it
             "warm_up_seconds": warm_seconds,
@@ -242,10 +241,13 @@ def _ours(case: str, budgets: list[str], steps: int) -> None:
     from tierwise.units import parse_bytes
 
     training = _Training(case)
+    told = _Told()
+    logging.getLogger("tierwise").addHandler(told)
     capacity = torch.cuda.get_device_properties(0).total_memory
     for number, budget in enumerate(budgets):
         nbytes = parse_bytes(int(budget) if budget.isdigit() else budget)
         torch.cuda.set_per_process_memory_fraction(min(1.0, nbytes / capacity))
+        told.sentences.clear()
         start = time.perf_counter()
         stages: dict[str, str] = {}  # what began when, for readers of the file
 
@@ -274,7 +276,7 @@ def _ours(case: str, budgets: list[str], steps: int) -> None:
             "exposed_seconds": counts.exposed_seconds / passes,
             "retries": fitted.session.retries,
             "corrections": plan.corrections,
-            "said": sorted(fitted.session.events.said),
+            "said": [*sorted(fitted.session.events.said), *told.sentences],
             "plan": plan.words(),
         }
         print("ROW", json.dumps(row), flush=True)
@@ -286,6 +288,17 @@ def _ours(case: str, budgets: list[str], steps: int) -> None:
         else:
             release(training.model)
         _forget(training)
+
+
+class _Told(logging.Handler):
+    """What the runtime tells its users."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.sentences: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.sentences.append(record.getMessage())
 
 
 def _bare(training: _Training, codes: dict[str, Any], steps: int) -> dict[str, Any]:

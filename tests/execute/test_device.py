@@ -10,6 +10,7 @@ from tierwise.execute.device import CudaDevice, Direction
 from tierwise.execute.host_pool import HostPool
 from tierwise.execute.lanes import Signal
 from tierwise.execute.null_device import NullDevice
+from tierwise.execute.torch_compat import let_segments_grow
 
 MIB = 1 << 20
 OUT, IN = Direction.OUT, Direction.IN
@@ -161,6 +162,24 @@ def test_a_failing_copy_is_one_clear_error_and_the_lane_goes_on():
         device.wait(failing)
     device.wait(device.copy(OUT, host, here))
     device.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "asked"),
+    [
+        ("", ["expandable_segments:True"]),
+        ("max_split_size_mb:64", ["max_split_size_mb:64,expandable_segments:True"]),  # what was said before still holds
+        ("expandable_segments:False", []),
+        ("backend:cudaMallocAsync", []),
+    ],
+)
+def test_segments_grow_unless_the_user_said_otherwise(said, asked, monkeypatch):
+    found = []
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", said)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", found.append, raising=False)
+    let_segments_grow()
+    assert found == asked
 
 
 @pytest.mark.gpu

@@ -12,6 +12,7 @@ from fitting.training import equal, fitting, three_steps, tower, trained
 
 from tierwise.fitting import fitted, plan_of
 from tierwise.fitting.feedback import corrected, is_off
+from tierwise.fitting.trials import Trials
 from tierwise.ir import Compute, Copy, Span
 from tierwise.lower import image
 from tierwise.lower.states import moved_updates
@@ -74,6 +75,41 @@ def test_a_plan_made_again_for_the_same_program_predicts_what_was_measured():
         measured = slowed(plan, 1.3, 2.0, 1.0)
         made = image(corrected(plan, measured), plan.program)
     assert abs(simulate(made.problem, made.schedule).seconds / measured.seconds - 1) < 0.02
+
+
+def test_a_plan_must_promise_more_than_the_fastest_that_ran():
+    with fitting(tower(), budget="1MiB") as found:
+        plan = found.prepare((), {"x": torch.randn(512, 8), "target": torch.randn(512, 4)})
+    slow, quick = (replace(plan, predicted=replace(plan.predicted, seconds=seconds)) for seconds in (0.99, 0.9))
+    trials = Trials()
+    assert trials.choose(slow).predicted.seconds == 0.99  # nothing ran yet
+    trials.ran(plan, 1.0)
+    trials.corrections = 1
+    chosen = trials.choose(quick)
+    assert (chosen.predicted.seconds, chosen.corrections, trials.settled) == (0.9, 1, False)
+    chosen = trials.choose(slow)  # not worth a change
+    assert (chosen.predicted, chosen.corrections, trials.settled) == (plan.predicted, 1, True)
+
+
+def test_plans_that_turn_out_slower_give_way_to_the_fastest(monkeypatch, caplog):
+    """The first takes a second a step, those made with what was measured three and two."""
+    took = iter([1.0, 3.0, 2.0])
+    monkeypatch.setattr(fitted, "LEARNS_ON", {"cpu"})
+    monkeypatch.setattr("tierwise.fitting.trials.PROMISE", 100.0)  # any plan may be tried
+    seen = []
+
+    def measured(found):
+        seen.append(found.current)
+        return replace(found.current.predicted, seconds=next(took), spans=())
+
+    monkeypatch.setattr(fitted.Fitted, "measured", property(measured))
+    model = tower()
+    with caplog.at_level(logging.WARNING, "tierwise"), fitting(model, budget="800KiB"):
+        for _ in range(6):
+            trained(three_steps, model)
+        first, _, third = seen
+        assert plan_of(model).program == first.program and plan_of(model).corrections == 0 and third.corrections == 2
+    assert [record.message for record in caplog.records][-1] == "a step takes 2.00 s, and 1.00 s by an earlier plan: back to that"
 
 
 def test_updates_that_run_elsewhere_say_nothing_about_what_is_between_regions():

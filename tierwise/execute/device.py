@@ -21,6 +21,7 @@ import torch
 from ..errors import BadInput
 from ..units import format_bytes
 from .lanes import Event
+from .torch_compat import let_segments_grow
 
 SMALL_BYTES = 1 << 20  # a smaller copy does not reach nine tenths of the link's rate, one of 64 KiB a third: benchmarks/RESULTS.md
 
@@ -178,6 +179,7 @@ class CudaDevice(Device):
         self._stalls: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
         self._exposed_seconds = 0.0
         torch.cuda.init()
+        let_segments_grow()
         self._generator = torch.cuda.default_generators[index]
 
     def empty(self, nbytes: int) -> torch.Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -10,10 +12,21 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
-__all__ = ["has_hooks", "others_hold_saved_tensors", "within_backward", "within_transform", "without_hooks"]
+__all__ = ["has_hooks", "let_segments_grow", "others_hold_saved_tensors", "within_backward", "within_transform", "without_hooks"]
 
 _WITHIN = "tierwise.within_backward"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def let_segments_grow() -> None:
+    """Ask torch's allocator for segments that grow: with ordinary ones a plan that fits in bytes may not fit between the holes. What the user has
+    said in the environment stands, this included."""
+    said = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    ask = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    if ask is None or sys.platform == "win32" or "expandable_segments" in said or "backend" in said:
+        return
+    with contextlib.suppress(RuntimeError, ValueError):  # a platform without them
+        ask(",".join(filter(None, (said, "expandable_segments:True"))))
 
 
 def has_hooks(module: torch.nn.Module) -> bool:

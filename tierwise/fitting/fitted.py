@@ -40,6 +40,7 @@ from .menus import PreparedMenu, RegionCode, as_keywords, prepare_menu
 from .meter import Meter
 from .plan import Plan
 from .programs import PLAN_SECONDS, program_for
+from .trials import PROMISE, Trials, as_measured
 from .verify import verify_step
 
 PLANNED_SHARE = 0.98  # of the budget: predictions of the peak are within 3%, mostly above
@@ -107,7 +108,7 @@ class Fitted:
         self._menus: dict[Any, PreparedMenu] = {}
         self._codes: dict[Any, RegionCode] = {}
         self._tightened_bytes = 0
-        self._corrected: dict[Any, int] = {}  # by shape, how many times its plan was made again with what was measured
+        self._trials: dict[Any, Trials] = {}  # by shape
         self._runs: dict[int, int] = {}  # steps by a plan
         self._refusals = device.out_of_memory_count()
         self._verified: set[Any] = set()
@@ -124,7 +125,8 @@ class Fitted:
             with torch.random.fork_rng(devices=cards), anomalies, self.lasting.unguarded():  # what is traced has no numbers to look at
                 if key not in self._menus:
                     self._menus[key] = self._menu(args, kwargs)
-                self.plans[key] = replace(self._made(self._menus[key]), corrections=self._corrected.get(key, 0))
+                made = self._made(self._menus[key])
+                self.plans[key] = self._trials[key].choose(made) if key in self._trials else made
         self.current = self.plans[key]
         if self.lasting.differs(self.current.program):
             self._progress("moving parameters and optimizer state to where they live")
@@ -199,22 +201,46 @@ class Fitted:
     def _compare(self) -> None:
         """After a few steps by a plan, look at how one of them ran; if the prediction was far off, plan again with what was measured."""
         plan, device = self.current, self.device.torch_device.type
-        if plan is None or device not in LEARNS_ON or self.settings.policy != "auto" or plan.corrections >= MOST_CORRECTIONS:
+        key = next((key for key, known in self.plans.items() if known is plan), None)
+        if plan is None or key is None or device not in LEARNS_ON or self.settings.policy != "auto":
+            return
+        trials = self._trials.setdefault(key, Trials())
+        if trials.settled:
             return
         run = self._runs[id(plan)] = self._runs.get(id(plan), 0) + 1
         if run == AT_STEP:
             self.meter.record_next = True
-        if run != AT_STEP + 1 or (measured := self.measured) is None or not is_off(plan.predicted, measured):
+        if run != AT_STEP + 1 or (measured := self.measured) is None:
             return
-        for key, known in list(self.plans.items()):
-            if known is plan:
-                self._menus[key] = replace(self._menus[key], menu=corrected(plan, measured))
-                del self.plans[key]
-                self._corrected[key] = plan.corrections + 1
-        _log.warning(
-            "a step takes %s where %s were predicted: planned again with what was measured",
-            format_seconds(measured.seconds), format_seconds(plan.predicted.seconds),
-        )  # fmt: skip
+        off = is_off(plan.predicted, measured)
+        looked_at = as_measured(plan, corrected(plan, measured), trials.corrections) if off else plan
+        trials.ran(looked_at, measured.seconds)
+        if off and trials.corrections < MOST_CORRECTIONS:
+            trials.corrections += 1
+            self._menus[key] = replace(self._menus[key], menu=looked_at.menu)
+            del self.plans[key]
+            _log.warning(
+                "a step takes %s where %s were predicted: planned again with what was measured",
+                format_seconds(measured.seconds), format_seconds(plan.predicted.seconds),
+            )  # fmt: skip
+            return
+        trials.settled = True
+        seconds, fastest = trials.fastest()
+        del self.plans[key]
+        if seconds < PROMISE * measured.seconds and (self._fixed() is None or not self.lasting.differs(fastest.program)):
+            self.plans[key] = fastest
+            _log.warning("a step takes %s, and %s by an earlier plan: back to that", format_seconds(measured.seconds), format_seconds(seconds))
+        else:
+            self.plans[key] = looked_at
+
+    def _fixed(self) -> Mapping[str, Placement] | None:
+        """Where lasting state has to stay. It moves by way of the device: only while all of it has room there, no gradient waits, and no plan of
+        another shape counts on where it is."""
+        placed = self.lasting.placements
+        if not placed or self.plans or any(parameter.grad is not None for parameter in self._parameters):
+            return placed
+        _, away = self.lasting.takes(placed)
+        return None if self.device.memory().allocated_bytes + away <= self.settings.budget_bytes * PLANNED_SHARE else placed
 
     def _learn(self) -> None:
         """After a step that ran out of memory although its plan fits, plan with less."""
@@ -226,6 +252,7 @@ class Fitted:
         room = min(self.current.peak_bytes - least, *(shortage.held_bytes for shortage in shortages), self.settings.budget_bytes) - aside
         self._tightened_bytes = int(self.settings.budget_bytes * PLANNED_SHARE) - aside - room
         self.plans.clear()
+        self._trials.clear()
         _log.warning("a step ran out of memory although its plan fits; from now on steps are planned for %s", format_bytes(room + aside))
 
     def _account(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -267,7 +294,7 @@ class Fitted:
 
     def _made(self, prepared: PreparedMenu) -> Plan:
         self._progress("planning")
-        plan = self._planned(prepared, self._tightened_bytes, fixed=self.lasting.placements)
+        plan = self._planned(prepared, self._tightened_bytes, fixed=self._fixed())
         for sentence in plan.words():
             _log.info("%s", sentence)
         calls = prepared.menu.problem.graph.calls
@@ -292,6 +319,7 @@ class Fitted:
         except InfeasibleBudget as error:
             if fixed is not None:  # lasting state has to move again; plans of other shapes are made anew around it
                 self.plans.clear()
+                self._trials.clear()
                 return self._planned(prepared, tightened_bytes, fixed=None)
             if tightened_bytes:  # as tight as it gets: better than to stop in the middle of a training
                 least_tightened = int(self.settings.budget_bytes * PLANNED_SHARE) - aside - (error.least_bytes or 0)
