@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from ..errors import InfeasibleBudget, InvalidSchedule, OverCapacity
-from ..ir import ON_DEVICE, Menu, Placement, check_schedule, peak_bytes
+from ..ir import ON_DEVICE, Menu, Phase, Placement, Problem, check_schedule, peak_bytes
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
 from .bound import Bound, least_seconds
@@ -32,6 +32,7 @@ CORRECTIONS = 3  # times that the room for activations is made smaller when a wh
 HOST_SHARE = 0.9  # of host memory for state; the rest is for what passes through it
 GOOD_ENOUGH = 1.01  # of the time that keeping everything takes: nothing that moves state can gain more than the rest
 WORTH_IT = 0.98  # moving state must gain this much over leaving it: it takes host memory, and predictions are better for what stays
+LEAST_OF_THE_LINK = 0.02  # of its rate, where updates have it for themselves
 BOTH = (False, True)  # activations stay or are made again; or some are sent, too
 
 
@@ -90,6 +91,7 @@ class _Search:
         self.menu, self.units, self.update = menu, units, update
         self.tiers, self.min_sent_bytes, self.deadline, self.on_trial = tiers, min_sent_bytes, deadline, on_trial
         self.tried: dict[tuple[Split, bool], Chosen | None] = {}
+        self.planned: dict[tuple[frozenset[tuple[str, Placement]], bool], Chosen | None] = {}  # by states, and whether activations are sent
         self.least_bytes: int | None = None
         self.lacks: dict[str, int] = {}  # below the device: what a plan would have taken of a tier
         self.host_bytes = menu.problem.machine.capacity("dram")
@@ -111,10 +113,11 @@ class _Search:
         if alone is not None and alone.seconds <= GOOD_ENOUGH * self._keep_all_seconds():
             return alone
         promising = self._promising()
-        for sends in BOTH:
-            if self._best() is None:
-                for split in promising:
-                    self._try(split, (sends,))
+        for split in promising:
+            self._try(split, (False,))
+        if self._best() is None:
+            for split in promising:
+                self._try(split, (True,))
         for streamed in (self.balance, 0.0):  # what passes through the device takes room there, too
             if self._best() is None:
                 self._try(Split(count, 0, streamed))
@@ -122,6 +125,9 @@ class _Search:
                     self._try(Split(count, parameters, streamed))
         if self._best() is None:
             self._refuse()
+        self._descend()
+        for split in promising:  # with the time that is left
+            self._try(split, (True,))
         self._descend()
         found = self._best()
         assert found is not None
@@ -244,7 +250,10 @@ class _Search:
                 return None
             passing, host = self.takes(states) if states else (0, 0)
             if host <= self.host_bytes:
-                return self._with(states, passing, tiers)
+                key = frozenset(states.items()), bool(tiers)
+                if key not in self.planned:  # splits whose numbers come to the same
+                    self.planned[key] = self._with(states, passing, tiers)
+                return self.planned[key]
             self.lacks["dram"] = host
             short += host - self.host_bytes
         return None
@@ -253,6 +262,8 @@ class _Search:
         """Activations planned in what these states leave of the budget, with so much held all the time by whoever runs updates."""
         self.on_trial()
         light = lighter(self.menu, states)
+        if tiers and states:
+            light = replace(light, problem=self._with_what_is_left_of_the_link(light.problem, states))
         budget = self.menu.problem.budget_bytes - passing_bytes
         room = budget - (self._passing_bytes(light, states) if states else 0)
         if budget <= 0:
@@ -281,6 +292,26 @@ class _Search:
                 return None
             return predicted(made)
         return None
+
+    def _with_what_is_left_of_the_link(self, problem: Problem, states: Mapping[str, Placement]) -> Problem:
+        """Activations leave in forward and come back in backward. Updates after backward have the way out in forward, those in backward the way
+        in, and parameters that live elsewhere come in both: what they carry is taken off the rate."""
+        machine, device = self.busy.machine, problem.device_tier
+        seconds = dict.fromkeys(Phase, 0.0)
+        for op in problem.graph.ops:
+            seconds[op.phase] += problem.costs.op_seconds.get((op.id, machine.device.name), 0.0)
+        placed = [(unit, states[unit.path]) for unit in self.units if unit.path in states]
+        state = sum(unit.state_bytes for unit, place in placed if place.update == "streamed")
+        parameters = sum(unit.parameter_bytes for unit, place in placed if place.parameters != "device")
+        after = self.update == "after"
+        carried = {(device, "dram"): state if after else 0, ("dram", device): parameters + (0 if after else state)}
+        during = {(device, "dram"): seconds[Phase.FORWARD], ("dram", device): seconds[Phase.BACKWARD]}
+        links = []
+        for link in problem.machine.links:
+            way = link.src, link.dst
+            busy = carried[way] / machine.link(*way).bytes_per_second / max(during[way], 1e-9) if way in carried else 0.0
+            links.append(replace(link, lanes={lane: rate * max(LEAST_OF_THE_LINK, 1 - busy) for lane, rate in link.lanes.items()}))
+        return replace(problem, machine=replace(problem.machine, links=tuple(links)))
 
     def _passing_bytes(self, light: Menu, states: Mapping[str, Placement]) -> int:
         """What passes through the device at its fullest moment, as far as that can be told with everything kept."""
