@@ -5,8 +5,8 @@ on average, whose abstract gives a compression of 2.6 for a mask bit and the wor
 k values keeps a zero only if all k are zero, counted as if neighbours were independent, so pooled maps come out denser than they are. Everything
 else counts as dense. Measured densities belong into Costs.codecs, and then these are not used.
 
-Rates are those of passes over memory, as a fused kernel reaches them. Ours reach on an H200 (benchmarks/results/h200/2026-11-16-codecs.json), encoding
-and decoding: of fp32, zvc 0.77 and 0.82 of that, csr 0.52 and 0.36, fp16 0.77 and 1.1, fp8 0.64 and 1.2, packing signs 1.2; of bf16, zvc 0.62 and
+Rates are those of passes over memory, as a fused kernel reaches them. Ours reach on an H200 (benchmarks/results/h200/2026-11-16-codecs.json), out
+and back: of fp32, zvc 0.77 and 0.82 of that, csr 0.52 and 0.36, fp16 0.77 and 1.1, fp8 0.64 and 1.2, packing signs 1.2; of bf16, zvc 0.62 and
 0.65, csr 0.26 and 0.21, fp8 0.65 and 0.83, signs 1.1. Sizes are within a thousandth of the measured ones. Measured rates belong into Costs.codecs,
 too.
 """

@@ -22,7 +22,8 @@ SETTLE_SECONDS = 2.0  # an H200 that multiplies matrices is 5% slower after one 
 STILL_WARM_SECONDS = 0.3  # a device that was busy so short a time ago has settled already
 SAMPLE_SECONDS = 0.15
 LEAST_ROUNDS = 5
-IN_A_ROW_SECONDS = 0.06
+IN_A_ROW_SECONDS = 0.06  # short enough that the host does not fill the queue and wait: its time counts here
+WITHOUT_REST_SECONDS = 0.4  # a step or two of training: a chip that rests for a moment sixteen times a second is not at its power limit
 PAUSE_SECONDS = 5e-4  # so long that the host is ahead of a device that it does not have to wait for
 BEHIND = 0.7  # a host that needs more than this share of the device's time gets a pause before the piece
 
@@ -38,15 +39,18 @@ def sustained(work: Sequence[Callable[[], Any]], device: torch.device, *, settle
     rounds.calibrate(work)
     began = time.perf_counter()
     while settle and time.perf_counter() - began < rounds.settle_seconds:
-        rounds.in_a_row(work)
+        rounds.in_a_row(work, WITHOUT_REST_SECONDS)
+    device_times = rounds.in_a_row(work, WITHOUT_REST_SECONDS) if settle else []
     seen: list[list[Taken]] = []
     began = time.perf_counter()
     while len(seen) < LEAST_ROUNDS or time.perf_counter() - began < SAMPLE_SECONDS:
-        seen += rounds.in_a_row(work)
+        seen += rounds.in_a_row(work, IN_A_ROW_SECONDS)
     rounds.done()
+    if len(device_times) < 2:
+        device_times = seen
     return [
-        Taken(statistics.median(one.device_seconds for one in piece), statistics.median(one.host_seconds for one in piece))
-        for piece in zip(*seen, strict=True)
+        Taken(statistics.median(one.device_seconds for one in busy), statistics.median(one.host_seconds for one in issued))
+        for busy, issued in zip(zip(*device_times, strict=True), zip(*seen, strict=True), strict=True)
     ]
 
 
@@ -64,7 +68,7 @@ class _HostRounds:
             found.append(Taken(seconds, seconds))
         return found
 
-    def in_a_row(self, work: Sequence[Callable[[], Any]]) -> list[list[Taken]]:
+    def in_a_row(self, work: Sequence[Callable[[], Any]], seconds: float) -> list[list[Taken]]:
         return [self.run(work)]
 
     def calibrate(self, work: Sequence[Callable[[], Any]]) -> None:
@@ -87,10 +91,10 @@ class _CudaRounds:
     def run(self, work: Sequence[Callable[[], Any]]) -> list[Taken]:
         return self._rounds(work, 1)[0]
 
-    def in_a_row(self, work: Sequence[Callable[[], Any]]) -> list[list[Taken]]:
-        """Without a break in between where the host keeps ahead: a device that rests between rounds is not at its power limit."""
+    def in_a_row(self, work: Sequence[Callable[[], Any]], seconds: float) -> list[list[Taken]]:
+        """Without a break in between for so long, where the host keeps ahead: a device that rests between rounds is not at its power limit."""
         keeps_ahead = not any(self.pauses[1:]) and self.round_seconds > 0
-        return self._rounds(work, max(1, int(IN_A_ROW_SECONDS / self.round_seconds)) if keeps_ahead else 1)
+        return self._rounds(work, max(1, int(seconds / self.round_seconds)) if keeps_ahead else 1)
 
     def _rounds(self, work: Sequence[Callable[[], Any]], count: int) -> list[list[Taken]]:
         events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
