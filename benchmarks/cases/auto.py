@@ -43,7 +43,7 @@ MACHINES = ("h200", "v100-32")
 PLAN_SECONDS = 10.0
 AUTO_SECONDS = 120.0  # beyond this a cell says so; planning is limited in time of the processor, and others may use it too
 
-PARTS = ("ops", "choices")
+KINDS_OF_ROWS = ("ops", "choices")
 CHOOSE = "auto's choices"
 SLOW_TO_LOWER = ("autotm", "sentinel", "tflms")  # they swap alone, and take a minute for a step op by op
 
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--machines", default=",".join(MACHINES))
     parser.add_argument("--others", default="all")
     parser.add_argument("--cells", type=Path, help="what is known of others, and where more is kept")
-    parser.add_argument("--part", choices=PARTS, help="only this")
+    parser.add_argument("--part", choices=KINDS_OF_ROWS, help="only this")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--dry", action="store_true", help="print and keep nothing")
     chosen = parser.parse_args()

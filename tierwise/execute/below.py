@@ -18,6 +18,7 @@ from .host_pool import PAGE_BYTES, Block, HostPool
 from .nvme import NvmeStore
 from .offsets import round_up
 
+MORE_SHARE = 8  # of what there is, one part in so many at least when a slab turns out too small
 BOUNCE_SHARE = 8  # of a small host limit, one part in so many for the disk's buffers
 
 
@@ -110,7 +111,7 @@ class Below:
                 return pool.place(nbytes)
             except OutOfHostMemory:
                 continue
-        pool = self._add(max(nbytes, *(pool.nbytes for pool in self._pools), 0))
+        pool = self._add(max(nbytes, sum(pool.nbytes for pool in self._pools) // MORE_SHARE))
         return pool.place(nbytes)
 
     def close(self) -> None:
