@@ -24,6 +24,7 @@ from ..units import parse_bytes, parse_store
 from .closures import closures_first
 from .fitted import Fitted, Settings, log_level_from_environment
 from .here import device_of, machine_of
+from .measured_here import with_disk
 from .plan import Plan
 from .programs import PLAN_SECONDS
 from .wrapped import inside, plain_optimizer, set_aside
@@ -70,7 +71,8 @@ def fit(
     plan      a file that plan_of(model).save(path) wrote, to run by it again rather than plan; it is refused for anything but the same step
     plan_seconds  how long to look for the fastest plan, 10 if not given, not counting what is compiled and timed for it; less where the CPU
               stands in for a GPU, whose times are guesses
-    machine   what to plan for, as tierwise.machines.load gives it; if not given, what ships for this card, or else is measured here
+    machine   what to plan for, as tierwise.machines.load gives it; if not given, what ships for this card with this machine's own links, disk and
+              speed of updates on the CPU, or else all of it measured here
     progress  is called with a sentence when a piece of work begins; by default a bar on stderr, where that is a terminal
     example   a batch (a mapping for model(**batch), a tuple for model(*batch)) to plan with now rather than at the first step
     """
@@ -96,10 +98,15 @@ def fit(
         plan_seconds=_positive("plan_seconds", plan_seconds),
     )
     on = machine or machine_of(here)
+    if machine is None and settings.nvme is not None and here.torch_device.type == "cuda":
+        on = with_disk(on, settings.nvme[0])
     with set_aside(model) as aside:
         if optimizer is not None:
             aside.take(closures_first(plain_optimizer(optimizer)))
-        fitted = Fitted(trained, plain_optimizer(optimizer), here, on, settings, progress or Teller(), closes_device=here is not device)
+        fitted = Fitted(
+            trained, plain_optimizer(optimizer), here, on, settings, progress or Teller(),
+            closes_device=here is not device, machine_is_given=machine is not None,
+        )  # fmt: skip
         aside.belongs_to(fitted)
     if example is not None:
         try:

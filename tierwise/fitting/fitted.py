@@ -36,6 +36,7 @@ from .homes import homes_of
 from .keys import has_gradients, key_of, needs_backward
 from .lasting import Lasting, words_of
 from .losses import adopt_losses, give_back_losses
+from .measured_here import host_rate, with_host
 from .menus import PreparedMenu, RegionCode, as_keywords, prepare_menu
 from .meter import Meter
 from .plan import Plan
@@ -79,6 +80,7 @@ class Fitted:
         progress: Callable[[str], None],
         *,
         closes_device: bool = True,
+        machine_is_given: bool = False,
     ) -> None:
         if settings.policy not in (known := ["auto", *policies.names()]):
             raise UnknownName("policy", settings.policy, known)
@@ -101,7 +103,7 @@ class Fitted:
         self._tell = getattr(progress, "over", lambda sentence="": None)
         self._told: Plan | None = None
         self.set_aside: list[Callable[[], None]] = []  # called when all is given back, the last first
-        self._closes_device = closes_device
+        self._closes_device, self._machine_is_given = closes_device, machine_is_given
         if optimizer is not None:
             self.set_aside.append(optimizer.register_step_post_hook(partial(_updated, weakref.ref(self.meter))).remove)
         self._modules, self._parameters = list(model.modules()), list(model.parameters())
@@ -304,7 +306,7 @@ class Fitted:
     def _planned(self, prepared: PreparedMenu, tightened_bytes: int, *, fixed: Mapping[str, Placement] | None) -> Plan:
         aside = self.machine.device.library_bytes + self._other_bytes(prepared)
         room = int(self.settings.budget_bytes * PLANNED_SHARE) - aside - tightened_bytes
-        menu = with_budget(prepared.menu, max(1, room))
+        menu = self._with_host(with_budget(prepared.menu, max(1, room)))
         tiers = tuple(tier for tier in ("dram", "nvme") if tier == "dram" or self.settings.nvme)
         try:
             with self.session.suspended():
@@ -358,6 +360,20 @@ class Fitted:
             notes=(*words_of(program.states, program.update), *prepared.notes),
             kept=_kept(prepared, program.calls),
         )
+
+    def _with_host(self, menu: Menu) -> Menu:
+        """With updates on the CPU as fast as they are here, if any may run there and not everything fits on the device anyway."""
+        if self._machine_is_given or self.device.torch_device.type not in LEARNS_ON:
+            return menu
+        if not any(home.update == "cpu" for homes in menu.homes.values() for home in homes):
+            return menu
+        kept = image(menu, keep_everything(menu))
+        if peak_bytes(kept.problem, kept.schedule)[kept.problem.device_tier] <= menu.problem.budget_bytes:
+            return menu
+        if self.lasting.host is None:
+            self._progress("timing updates on the CPU")
+            self.lasting.host = host_rate()
+        return with_host(menu, self.lasting.host)
 
     def _check(self, made: Image, aside: int) -> None:
         try:

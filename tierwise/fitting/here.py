@@ -17,6 +17,7 @@ from ..execute.device import CudaDevice, Device
 from ..execute.host_pool import available_host_bytes
 from ..execute.null_device import NullDevice
 from ..ir import Link, Machine, Processor, Tier
+from .measured_here import with_links
 
 HOST_SHARE = 0.85  # of the host memory that is free: the loader and the page cache need some too
 BOUNCE_BYTES = 64 << 20
@@ -47,14 +48,14 @@ def _device(place: torch.device) -> Device:
 
 
 def machine_of(device: Device) -> Machine:
-    """What is known of this machine: shipped for the card's name, measured where it is not."""
+    """What is known of this machine: shipped for the card's name, with this machine's own links; all of it measured where nothing ships."""
     if device.torch_device.type != "cuda":
         return _null_machine(device)
     name = torch.cuda.get_device_name(device.torch_device)
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     known = [shipped for shipped in machines.names() if re.sub(r"[^a-z0-9]", "", shipped) in plain]
     if known:
-        found = machines.load(max(known, key=len))
+        found = with_links(machines.load(max(known, key=len)), device.torch_device)
     else:
         from ..profile.probe import probe
 

@@ -16,6 +16,7 @@ from ..execute.host_pool import HostPool
 from ..execute.session import Session
 from ..execute.states import States
 from ..execute.states.gradients import LEAVING_BYTES
+from ..execute.states.passes import HostRate
 from ..execute.states.safetensors import Checkpoint
 from ..execute.states.units import STREAM_CHUNK_ELEMENTS
 from ..ir import ON_DEVICE, Placement, Program
@@ -46,6 +47,7 @@ class Lasting:
         self._pool: HostPool | None = None
         self._reserved = (0, 0)
         self.placements: dict[str, Placement] | None = None  # once something was placed
+        self.host: HostRate | None = None  # how updates run fastest on this host, once that was measured
 
     @property
     def states(self) -> States | None:
@@ -61,6 +63,7 @@ class Lasting:
             self._session.model, self._optimizer, placements, self._session.device, update=self._update, masters=self._masters,
             source=self._source, leaving_bytes=self._leaving_bytes, stream_chunk_elements=self._chunk_elements,
             units_in_flight=self._units_in_flight(placements),
+            threads=self.host.threads if self.host else None, cpus=self.host.cpus if self.host else None,
         )  # fmt: skip
 
     def _units_in_flight(self, placements: Mapping[str, Placement]) -> int:

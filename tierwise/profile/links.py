@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,13 +39,13 @@ def fit(seconds_by_size: Mapping[int, float]) -> Affine:
     return Affine(float(latency), float(1 / per_byte))
 
 
-def measure_device_link() -> tuple[Affine, Affine]:
+def measure_device_link(sizes: Sequence[int] = COPY_SIZES) -> tuple[Affine, Affine]:
     """Out and in, between pinned host memory and the current CUDA device, each way alone, copies queued one behind the other."""
     import torch
 
     out: dict[int, float] = {}
     back: dict[int, float] = {}
-    for size in COPY_SIZES:
+    for size in sizes:
         host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         device = torch.empty(size, dtype=torch.uint8, device="cuda")
         count = max(4, min(256, (1 << 26) // size))

@@ -1,0 +1,89 @@
+"""What no shipped profile knows: this machine's own links and disk, and how fast its CPU updates. Measured once, and remembered where that holds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ..execute.states.passes import HostRate, best_host
+from ..ir import Machine, Menu
+from ..profile.cache import TimingCache, cache_folder
+from ..profile.links import Affine, measure_device_link, measure_disk
+
+COPIES = tuple(1 << power for power in (20, 23, 26))  # enough for a rate; little memory is locked for it
+UPDATED_ELEMENTS = 1 << 24  # half a GB: past every cache
+UPDATE_BYTES = 28  # a parameter's gradient, master, two moments and the parameter itself, as CpuPass reads and writes them
+
+
+def with_links(machine: Machine, card: torch.device) -> Machine:
+    """The machine with this one's rates between host and card."""
+    remembered = TimingCache(cache_folder() / "here.json")
+    key = f"links|{platform.node()}|{torch.cuda.get_device_name(card)}|{card.index}|{torch.__version__}"
+    if key not in remembered:
+        with torch.cuda.device(card):
+            out, back = measure_device_link(COPIES)
+        remembered[key] = (out.latency_seconds, out.bytes_per_second, back.latency_seconds, back.bytes_per_second)
+        remembered.save()
+    numbers = remembered[key]
+    return with_rates_of_links(machine, Affine(*numbers[:2]), Affine(*numbers[2:]))
+
+
+def with_rates_of_links(machine: Machine, out: Affine, back: Affine) -> Machine:
+    device = machine.device.tier
+    rates: dict[str, float] = {}
+    latencies: dict[tuple[str, str], float] = {}
+    for way, found in (((device, "dram"), out), (("dram", device), back)):
+        latencies[way] = found.latency_seconds
+        rates |= dict.fromkeys(machine.link(*way).lanes, found.bytes_per_second)
+    links = [replace(link, latency_seconds=latencies.get((link.src, link.dst), link.latency_seconds)) for link in machine.links]
+    return _with_lanes(replace(machine, links=tuple(links)), rates)
+
+
+def with_disk(machine: Machine, directory: Path) -> Machine:
+    """The machine with the rates of the disk that a directory is on; as it is if nothing can be written there, which whoever opens it says."""
+    with contextlib.suppress(OSError):
+        write, read = measure_disk(directory)
+        lanes = dict.fromkeys(machine.link("dram", "nvme").lanes, write) | dict.fromkeys(machine.link("nvme", "dram").lanes, read)
+        return _with_lanes(machine, lanes)
+    return machine
+
+
+def _with_lanes(machine: Machine, rates: Mapping[str, float]) -> Machine:
+    links = (replace(link, lanes={lane: rates.get(lane, rate) for lane, rate in link.lanes.items()}) for link in machine.links)
+    return replace(machine, links=tuple(links))
+
+
+def host_rate() -> HostRate:
+    """With how many threads, and on which processors, updates are fastest."""
+    remembered = TimingCache(cache_folder() / "here.json")
+    key = f"updates|{platform.node()}|{sorted(_processors())}|{torch.__version__}"
+    if key not in remembered:
+        most = len(_processors())
+        found = best_host((most // 2, most * 3 // 4, most - 1), elements=UPDATED_ELEMENTS)
+        remembered[key] = (found.threads, found.parameters_per_second, *(found.cpus or ()))
+        remembered.save()
+    threads, rate, *cpus = remembered[key]
+    return HostRate(int(threads), tuple(map(int, cpus)) or None, rate)
+
+
+def _processors() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def with_host(menu: Menu, found: HostRate) -> Menu:
+    """The menu with updates on the CPU as fast as they were found to be."""
+    machine, rate = menu.problem.machine, UPDATE_BYTES * found.parameters_per_second
+    cpu = machine.processor_named.get("cpu")
+    if cpu is None or not rate or cpu.bytes_per_second == rate:
+        return menu
+    factor = cpu.bytes_per_second / rate
+    seconds = {key: cost * factor if key[1] == "cpu" else cost for key, cost in menu.problem.costs.op_seconds.items()}
+    processors = tuple(replace(cpu, bytes_per_second=rate) if one is cpu else one for one in machine.processors)
+    problem = replace(menu.problem, machine=replace(machine, processors=processors), costs=replace(menu.problem.costs, op_seconds=seconds))
+    return replace(menu, problem=problem)
