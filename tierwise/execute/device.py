@@ -228,7 +228,7 @@ class CudaDevice(Device):
         torch.cuda.synchronize(self.torch_device)
 
     def memory(self) -> MemoryUse:
-        found = torch.cuda.memory_stats_as_nested_dict(self.torch_device)  # asked once: four questions take half a millisecond
+        found = torch.cuda.memory_stats_as_nested_dict(self.torch_device)  # asked once: each question makes all of its counters anew
         allocated, reserved = ((found.get(name) or {}).get("all") or {} for name in ("allocated_bytes", "reserved_bytes"))
         return MemoryUse(*(int(of.get(when, 0)) for when in ("current", "peak") for of in (allocated, reserved)))
 
