@@ -198,13 +198,18 @@ class _Search:
         while True:
             split = self._best_split()
             self._try(split)
-            sends = (self._sends(split),)
+            sends = self._sends(split)
             for change in (-step, step):
                 state = min(max(split.state + change, 0), count)
-                self._try(replace(split, state=state, parameters=min(split.parameters, state)), sends)
-                self._try(replace(split, parameters=min(max(split.parameters + change, 0), split.state)), sends)
+                parameters = min(max(split.parameters + change, 0), split.state)
                 streamed = min(max(split.streamed + change / count, 0.0), 1.0)
-                self._try(replace(split, streamed=streamed), sends)
+                for near in (
+                    replace(split, state=state, parameters=min(split.parameters, state)),
+                    replace(split, parameters=parameters),
+                    replace(split, streamed=streamed),
+                ):
+                    if self._try(near, (sends,)) is None and not sends:  # too large without
+                        self._try(near, (True,))
             if time.monotonic() > self.deadline:
                 return
             if self._best_split() == split:
@@ -286,7 +291,7 @@ class _Search:
                 if error.tier != made.problem.device_tier:
                     self.lacks[error.tier] = error.needed_bytes
                     return None
-                room -= error.needed_bytes - budget
+                room = min(room, inner.peak_bytes) - (error.needed_bytes - budget)
                 continue
             except InvalidSchedule:
                 return None
