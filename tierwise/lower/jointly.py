@@ -31,6 +31,7 @@ FIRST_SPLITS = 6  # so many of the best are tried before what is near the best o
 CORRECTIONS = 3  # times that the room for activations is made smaller when a whole program turns out too large
 HOST_SHARE = 0.9  # of host memory for state; the rest is for what passes through it
 GOOD_ENOUGH = 1.01  # of the time that keeping everything takes: nothing that moves state can gain more than the rest
+LITTLE = 0.05  # of the budget: lasting state of less than this is not worth moving where activations alone fit
 WORTH_IT = 0.98  # moving state must gain this much over leaving it: it takes host memory, and predictions are better for what stays
 LEAST_OF_THE_LINK = 0.02  # of its rate, where updates have it for themselves
 BOTH = (False, True)  # activations stay or are made again; or some are sent, too
@@ -110,6 +111,11 @@ class _Search:
         count = len(self.units)
         numbers = sorted({round(share * count) for share in SHARES})
         alone = self._try(Split())
+        movable = sum(unit.state_bytes + unit.parameter_bytes + unit.gradient_bytes for unit in self.units)
+        if alone is None and self.least_bytes is not None and self.least_bytes - self.menu.problem.budget_bytes > movable:
+            self._refuse()
+        if alone is not None and movable < LITTLE * self.menu.problem.budget_bytes:
+            return self._closer(alone)
         if alone is not None and alone.seconds <= GOOD_ENOUGH * self._keep_all_seconds():
             return alone
         promising = self._promising()
