@@ -13,12 +13,13 @@ from torch import nn
 import tierwise
 from tierwise.errors import BadInput, InfeasibleBudget, OutOfHostMemory, UnknownName
 from tierwise.execute.null_device import NullDevice
-from tierwise.fitting import plan_of
+from tierwise.fitting import fitted, plan_of
 from tierwise.fitting.homes import homes_of
 from tierwise.ir import peak_bytes
 from tierwise.lower import image, keep_everything
 from tierwise.lower.bound import least_seconds
 from tierwise.lower.compact import compact
+from tierwise.report.summary import times
 from tierwise.simulate import simulate
 
 ROWS = 64
@@ -252,3 +253,18 @@ def test_a_time_to_plan_in_that_is_none(seconds):
     model, optimizer = model_and_optimizer()
     with pytest.raises(BadInput, match="is no number of seconds; use one above 0, such as plan_seconds=10"):
         tierwise.fit(model, optimizer, budget="1MiB", device=NullDevice(1 << 30), plan_seconds=seconds)
+
+
+def test_what_passes_through_the_device_is_not_said_to_live_there(monkeypatch):
+    """As on a card, where torch's own updates pass through it: buffers for that are counted, and no tier of them is shown."""
+    monkeypatch.setattr(fitted, "homes_of", lambda *args, **options: homes_of(*args, **{**options, "on_card": True}))
+    model, optimizer = model_and_optimizer()
+    with fitting(model, optimizer=optimizer, budget=1000 * KIB, update="backward") as found:
+        plan = found.prepare((), batch(0))
+        assert {place.update for place in plan.program.states.values()} == {"streamed"}
+        staging, _ = found.lasting.takes(plan.program.states)
+        said = plan.summary()
+        run = plan.run("placed")
+    assert staging > 0 and plan.aside_bytes >= staging
+    assert "on the gpu beside its other work" in said and "passing" not in said
+    assert [peak.tier for peak in times(run.predicted, run.problem, run.schedule).peaks] == ["hbm", "dram", "nvme"]

@@ -3,7 +3,7 @@
 from .graph import Graph, Op, Phase, Region, RegionCall, Role, Storage
 from .judge import check_graph, check_schedule, peak_bytes
 from .machine import Link, Machine, Processor, Tier
-from .placement import ON_DEVICE, Placement
+from .placement import ON_DEVICE, PASSING, Placement
 from .problem import Codec, Costs, Problem, Variant
 from .program import INPUTS, CallPlan, Choice, Menu, Program, SavedValue
 from .run import Comparison, Outcome, Row, Run, Within
@@ -13,6 +13,7 @@ from .timeline import Curve, Span, Timeline
 __all__ = [
     "INPUTS",
     "ON_DEVICE",
+    "PASSING",
     "CallPlan",
     "Choice",
     "Codec",

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from ..errors import BadInput, UnknownName
 
 TIERS = ("device", "host", "nvme")
+# The tier that streamed state is in while it passes through the device: buffers of a few chunks, whatever a module has. Whoever runs updates says how
+# large these are, so in the image of a program what passes takes nothing of the budget.
+PASSING = "passing"
 UPDATES = ("device", "cpu", "streamed")
 
 

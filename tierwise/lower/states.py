@@ -9,14 +9,11 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from ..ir import Costs, Graph, Link, Menu, Phase, Placement, Problem, Role, Schedule, Storage, Tier
+from ..ir import PASSING, Costs, Graph, Link, Menu, Phase, Placement, Problem, Role, Schedule, Storage, Tier
 from ..policies._lasting import Away, placed
 from .coarse import renumber
 
 BESIDE = "gpu, updates"
-# Where streamed state is while it passes through the device: in buffers of a few chunks, whatever a module has. Whoever runs updates says how large
-# these are (jointly.py's `takes`), so in the image what passes takes nothing of the budget.
-PASSING = "passing"
 WITHIN_DEVICE = 1e12  # bytes a second from the device to these buffers and back
 # Host memory is shared. Measured on an H200's host (benchmarks/cases/sharing.py): the cpu updates 4.3 to 4.8 G parameters a second alone and 3.4 to
 # 4.2 beside copies. Of 55 GB/s a link carries 50 each way when both are busy; beside the cpu 36 to 40 in, and 40 to 52 out.
