@@ -46,6 +46,7 @@ from .verify import verify_step
 
 PLANNED_SHARE = 0.98  # of the budget: predictions of the peak are within 3%, mostly above
 LEARNS_ON = {"cuda"}  # the null device's times are guesses, and nobody's concern
+AGAIN_SECONDS = 3.0  # of planning in the middle of a training
 HOST_SHARE = 0.97  # of host=: parcels are rounded up, and leave gaps between them
 LEAST_TIGHTENING = 0.03  # of the budget: what a plan that ran out of memory is made tighter by, at least
 _log = logging.getLogger("tierwise")
@@ -127,7 +128,8 @@ class Fitted:
             with torch.random.fork_rng(devices=cards), anomalies, self.lasting.unguarded():  # what is traced has no numbers to look at
                 if key not in self._menus:
                     self._menus[key] = self._menu(args, kwargs)
-                made = self._made(self._menus[key])
+                again = key in self._trials and self._trials[key].corrections > 0
+                made = self._made(self._menus[key], min(self.settings.plan_seconds, AGAIN_SECONDS) if again else self.settings.plan_seconds)
                 self.plans[key] = self._trials[key].choose(made) if key in self._trials else made
         self.current = self.plans[key]
         if self.lasting.differs(self.current.program):
@@ -294,16 +296,16 @@ class Fitted:
         graph = anew(graph, [path for path, place in (placed or {}).items() if place.gradients == "host"])
         return replace(found, menu=replace(found.menu, problem=replace(found.menu.problem, graph=graph), homes=homes))
 
-    def _made(self, prepared: PreparedMenu) -> Plan:
+    def _made(self, prepared: PreparedMenu, seconds: float) -> Plan:
         self._progress("planning")
-        plan = self._planned(prepared, self._tightened_bytes, fixed=self._fixed())
+        plan = self._planned(prepared, self._tightened_bytes, seconds, fixed=self._fixed())
         for sentence in plan.words():
             _log.info("%s", sentence)
         calls = prepared.menu.problem.graph.calls
         self.session.install({calls[call].module: self.model.get_submodule(calls[call].module) for call in plan.program.calls})
         return plan
 
-    def _planned(self, prepared: PreparedMenu, tightened_bytes: int, *, fixed: Mapping[str, Placement] | None) -> Plan:
+    def _planned(self, prepared: PreparedMenu, tightened_bytes: int, seconds: float, *, fixed: Mapping[str, Placement] | None) -> Plan:
         aside = self.machine.device.library_bytes + self._other_bytes(prepared)
         room = int(self.settings.budget_bytes * PLANNED_SHARE) - aside - tightened_bytes
         menu = self._with_host(with_budget(prepared.menu, max(1, room)))
@@ -313,7 +315,7 @@ class Fitted:
                 prepared, program = program_for(
                     replace(prepared, menu=menu), self.settings.policy, tiers, self.model, self.device,
                     compile=self.settings.compile, update=self.settings.update, fixed=fixed, takes=self.lasting.takes,
-                    saved=self.settings.plan if not self.plans and not tightened_bytes else None, plan_seconds=self.settings.plan_seconds,
+                    saved=self.settings.plan if not self.plans and not tightened_bytes else None, plan_seconds=seconds,
                     progress=self._progress,
                 )  # fmt: skip
             passing, _ = self.lasting.takes(program.states) if program.states else (0, 0)
@@ -322,10 +324,10 @@ class Fitted:
             if fixed is not None:  # lasting state has to move again; plans of other shapes are made anew around it
                 self.plans.clear()
                 self._trials.clear()
-                return self._planned(prepared, tightened_bytes, fixed=None)
+                return self._planned(prepared, tightened_bytes, seconds, fixed=None)
             if tightened_bytes:  # as tight as it gets: better than to stop in the middle of a training
                 least_tightened = int(self.settings.budget_bytes * PLANNED_SHARE) - aside - (error.least_bytes or 0)
-                return self._planned(prepared, max(0, min(tightened_bytes - 1, least_tightened)), fixed=None)
+                return self._planned(prepared, max(0, min(tightened_bytes - 1, least_tightened)), seconds, fixed=None)
             if error.least_bytes is None:
                 raise
             least = int(((error.least_bytes or 0) + aside) / PLANNED_SHARE) + 1
@@ -343,7 +345,7 @@ class Fitted:
             self._check(made, aside)
         except NotExecutable:
             if tightened_bytes:  # a policy that cannot do with less
-                return self._planned(prepared, 0, fixed=fixed)
+                return self._planned(prepared, 0, seconds, fixed=fixed)
             raise
         return Plan(
             menu=menu,
