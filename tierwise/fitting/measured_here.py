@@ -22,12 +22,15 @@ UPDATE_BYTES = 28  # a parameter's gradient, master, two moments and the paramet
 
 
 def with_links(machine: Machine, card: torch.device) -> Machine:
-    """The machine with this one's rates between host and card."""
+    """The machine with this one's rates between host and card; as it is where there is no memory left to measure them with."""
     remembered = TimingCache(cache_folder() / "here.json")
     key = f"links|{platform.node()}|{torch.cuda.get_device_name(card)}|{card.index}|{torch.__version__}"
     if key not in remembered:
-        with torch.cuda.device(card):
-            out, back = measure_device_link(COPIES)
+        try:
+            with torch.cuda.device(card):
+                out, back = measure_device_link(COPIES)
+        except RuntimeError:  # of the card or of what may be locked; torch's errors of memory are of this kind
+            return machine
         remembered[key] = (out.latency_seconds, out.bytes_per_second, back.latency_seconds, back.bytes_per_second)
         remembered.save()
     numbers = remembered[key]
