@@ -30,8 +30,8 @@ from ..lower import Image, image, keep_everything, with_budget
 from ..lower.states import anew
 from ..regions.compiled import CompiledOption
 from ..simulate import simulate
-from ..units import exact_bytes, format_bytes, format_seconds
-from .feedback import AT_STEP, MOST_CORRECTIONS, corrected, is_off
+from ..units import exact_bytes, format_bytes
+from .feedback import AT_STEP
 from .homes import homes_of
 from .keys import has_gradients, key_of, needs_backward
 from .lasting import Lasting, words_of
@@ -41,7 +41,7 @@ from .menus import PreparedMenu, RegionCode, as_keywords, prepare_menu
 from .meter import Meter
 from .plan import Plan
 from .programs import PLAN_SECONDS, program_for
-from .trials import PROMISE, Trials, as_measured
+from .trials import Trials
 from .verify import verify_step
 
 PLANNED_SHARE = 0.98  # of the budget: predictions of the peak are within 3%, mostly above
@@ -216,26 +216,12 @@ class Fitted:
             self.meter.record_next = True
         if run != AT_STEP + 1 or (measured := self.measured) is None:
             return
-        off = is_off(plan.predicted, measured)
-        looked_at = as_measured(plan, corrected(plan, measured), trials.corrections) if off else plan
-        trials.ran(looked_at, measured.seconds)
-        if off and trials.corrections < MOST_CORRECTIONS:
-            trials.corrections += 1
-            self._menus[key] = replace(self._menus[key], menu=looked_at.menu)
-            del self.plans[key]
-            _log.warning(
-                "a step takes %s where %s were predicted: planned again with what was measured",
-                format_seconds(measured.seconds), format_seconds(plan.predicted.seconds),
-            )  # fmt: skip
-            return
-        trials.settled = True
-        seconds, fastest = trials.fastest()
         del self.plans[key]
-        if seconds < PROMISE * measured.seconds and (self._fixed() is None or not self.lasting.differs(fastest.program)):
-            self.plans[key] = fastest
-            _log.warning("a step takes %s, and %s by an earlier plan: back to that", format_seconds(measured.seconds), format_seconds(seconds))
+        go_on = trials.look(plan, measured, lambda other: self._fixed() is None or not self.lasting.differs(other.program))
+        if go_on is not None:
+            self.plans[key] = go_on
         else:
-            self.plans[key] = looked_at
+            self._menus[key] = replace(self._menus[key], menu=trials.menu)
 
     def _fixed(self) -> Mapping[str, Placement] | None:
         """Where lasting state has to stay. It moves by way of the device: only while all of it has room there, no gradient waits, and no plan of

@@ -3,21 +3,46 @@ one that turns out slower gives way to it: measuring never makes a training slow
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import replace
 
-from ..ir import Menu, peak_bytes
+from ..ir import Menu, Timeline, peak_bytes
 from ..lower import image, keep_everything
 from ..simulate import simulate
+from ..units import format_seconds
+from .feedback import MOST_CORRECTIONS, corrected, is_off
 from .plan import Plan
 
+_log = logging.getLogger("tierwise")
 PROMISE = 0.98  # of the fastest step measured: what a plan must promise to be worth a change
 
 
 class Trials:
     def __init__(self) -> None:
         self._ran: list[tuple[float, Plan]] = []
+        self.menu: Menu  # with what was measured last, for the next plan
         self.corrections = 0  # how many times a plan was made again with what was measured
         self.settled = False  # nothing changes any more
+
+    def look(self, plan: Plan, measured: Timeline, may_run: Callable[[Plan], bool]) -> Plan | None:
+        """A step by a plan was measured: the plan to go on with, or None if it is to be made again. `may_run`: whether an earlier one still can."""
+        off = is_off(plan.predicted, measured)
+        looked_at = as_measured(plan, corrected(plan, measured), self.corrections) if off else plan
+        self.ran(looked_at, measured.seconds)
+        taken = format_seconds(measured.seconds)
+        if off and self.corrections < MOST_CORRECTIONS:
+            self.corrections += 1
+            self.menu = looked_at.menu
+            predicted = format_seconds(plan.predicted.seconds)
+            _log.warning("a step takes %s where %s were predicted: planned again with what was measured", taken, predicted)
+            return None
+        self.settled = True
+        seconds, fastest = self.fastest()
+        if seconds < PROMISE * measured.seconds and may_run(fastest):
+            _log.warning("a step takes %s, and %s by an earlier plan: back to that", taken, format_seconds(seconds))
+            return fastest
+        return looked_at
 
     def ran(self, plan: Plan, seconds: float) -> None:
         self._ran.append((seconds, plan))
