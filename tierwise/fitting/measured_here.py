@@ -31,6 +31,8 @@ def with_links(machine: Machine, card: torch.device) -> Machine:
                 out, back = measure_device_link(COPIES)
         except RuntimeError:  # of the card or of what may be locked; torch's errors of memory are of this kind
             return machine
+        finally:
+            torch.cuda.empty_cache()  # what the budget caps has what torch keeps for later in it
         remembered[key] = (out.latency_seconds, out.bytes_per_second, back.latency_seconds, back.bytes_per_second)
         remembered.save()
     numbers = remembered[key]
