@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NoReturn
 
 from ..errors import InfeasibleBudget, InvalidSchedule, OverCapacity
-from ..ir import ON_DEVICE, Menu, Phase, Placement, Problem, check_schedule, peak_bytes
+from ..ir import Menu, Phase, Placement, Problem, check_schedule, peak_bytes
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
 from .bound import Bound, least_seconds
 from .choose import FEW_IMAGES, IMAGES, Chosen, choose, keep_everything, predicted, with_budget
 from .compact import compact
 from .image import image
+from .splits import Split, Splits
 from .states import BESIDE, StateUnit, lighter, shared, state_units
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -29,21 +30,11 @@ HALVES = (0.0, 0.5, 1.0)
 GRID = 8  # numbers of regions whose state leaves that are put in order
 FIRST_SPLITS = 6  # so many of the best are tried before what is near the best of them
 CORRECTIONS = 3  # times that the room for activations is made smaller when a whole program turns out too large
-HOST_SHARE = 0.9  # of host memory for state; the rest is for what passes through it
 GOOD_ENOUGH = 1.01  # of the time that keeping everything takes: nothing that moves state can gain more than the rest
 LITTLE = 0.05  # of the budget: lasting state of less than this is not worth moving where activations alone fit
 WORTH_IT = 0.98  # moving state must gain this much over leaving it: it takes host memory, and predictions are better for what stays
 LEAST_OF_THE_LINK = 0.02  # of its rate, where updates have it for themselves
 BOTH = (False, True)  # activations stay or are made again; or some are sent, too
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """How much leaves: numbers of units from the end of the model."""
-
-    state: int = 0
-    parameters: int = 0
-    streamed: float = 0.0  # share of the updates that are away
 
 
 def choose_jointly(
@@ -96,6 +87,7 @@ class _Search:
         self.least_bytes: int | None = None
         self.lacks: dict[str, int] = {}  # below the device: what a plan would have taken of a tier
         self.host_bytes = menu.problem.machine.capacity("dram")
+        self.splits = Splits(menu, units, self.lacks)
         self.busy = shared(menu.problem, {"cpu", BESIDE})  # the machine while both update
         self.balance = self._balance()
 
@@ -169,7 +161,7 @@ class _Search:
         least = (
             min(max(choice.forward_workspace_bytes or 0, choice.backward_workspace_bytes or 0) for choice in c) for c in self.menu.choices.values()
         )
-        states = self.states(Split(len(self.units), 0, self.balance))
+        states = self.splits.states(Split(len(self.units), 0, self.balance))
         return max(least, default=0) + (self.takes(states)[0] if states else 0)
 
     def _keep_all_seconds(self) -> float:
@@ -256,7 +248,7 @@ class _Search:
     def _planned(self, split: Split, tiers: Sequence[str]) -> Chosen | None:
         short = 0
         for _ in self.units:
-            states = self.states(split, short)
+            states = self.splits.states(split, short)
             if states is None:
                 return None
             passing, host = self.takes(states) if states else (0, 0)
@@ -330,75 +322,6 @@ class _Search:
         whole, without = image(self.menu, replace(kept, states=states, update=self.update)), image(light, kept)
         device = whole.problem.device_tier
         return max(0, peak_bytes(whole.problem, whole.schedule)[device] - peak_bytes(without.problem, without.schedule)[device])
-
-    def states(self, split: Split, short_bytes: int = 0) -> dict[str, Placement] | None:
-        """By path, the placements of a split, with so much less of host memory; None if what leaves has no room where it goes."""
-        count = len(self.units)
-        machine = self.menu.problem.machine
-        room = {
-            "host": int(self.host_bytes * HOST_SHARE) - short_bytes,
-            "nvme": machine.capacity("nvme") if "nvme" in machine.tier_named else 0,
-        }
-        found: dict[str, Placement] = {}
-        leaving = range(count - split.state, count)
-        streams = self._streaming(split)
-        # Parameters that the cpu updates are in host memory anyway; those of streamed updates would take the link once more.
-        away = {*sorted(leaving, key=lambda place: (streams[place], -place))[: split.parameters]}
-        for place in leaving:
-            unit = self.units[place]
-            options = self.menu.homes[unit.path]
-            updates = ("streamed", "cpu") if streams[place] else ("cpu", "streamed")
-            chosen = self._fitting(options, updates, ("host", "nvme") if place in away else ("device",), unit, room)
-            stays = chosen is None or (chosen == ON_DEVICE and any(option.update != "device" for option in options))
-            if stays:  # it was to leave
-                self.lacks["dram"] = sum(other.state_bytes + other.gradient_bytes for other in self.units)
-            if chosen is None:
-                return None
-            if chosen != ON_DEVICE:
-                found[unit.path] = chosen
-        return found
-
-    def _streaming(self, split: Split) -> dict[int, bool]:
-        """Whose updates pass through the device: that share of those that leave, evenly among them, where both ways are open to them."""
-        found: dict[int, bool] = {}
-        through = 0.0
-        for place in range(len(self.units) - split.state, len(self.units)):
-            ways = {option.update for option in self.menu.homes[self.units[place].path]}
-            through += split.streamed
-            found[place] = "streamed" in ways and (through >= 1 or "cpu" not in ways)
-            if found[place] or through >= 1:
-                through -= 1
-        return found
-
-    @staticmethod
-    def _fitting(
-        options: Sequence[Placement], updates: Sequence[str], parameters: Sequence[str], unit: StateUnit, room: dict[str, int]
-    ) -> Placement | None:
-        """The first that has room: as wanted, with the state in host memory before the disk, then anything that is away, then the device."""
-        order = [
-            option
-            for home in dict.fromkeys((*parameters, "device"))
-            for update in updates
-            for state in ("host", "nvme")
-            for option in options
-            if (option.update, option.state, option.parameters) == (update, state, home)
-        ]
-        order += [option for option in options if option not in order and option.parameters in parameters]
-        order += [option for option in options if option == ON_DEVICE]
-        for option in order:
-            taken = {"host": 0, "nvme": 0}
-            if option.update != "device":
-                taken[option.state] += unit.state_bytes
-                taken["host"] += unit.gradient_bytes
-                if option.update == "cpu":
-                    taken["host"] += unit.parameter_bytes  # what the update makes, until the device has it
-            if option.parameters in taken:
-                taken[option.parameters] += unit.parameter_bytes
-            if all(taken[tier] <= room[tier] for tier in taken):
-                for tier, nbytes in taken.items():
-                    room[tier] -= nbytes
-                return option
-        return None
 
     def _needs(self, nbytes: int) -> None:
         self.least_bytes = nbytes if self.least_bytes is None else min(self.least_bytes, nbytes)

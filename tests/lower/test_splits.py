@@ -1,0 +1,43 @@
+"""Placements from three numbers, worked by hand: four units of ten bytes of state, two of parameters and two of gradients."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from tierwise.ir import ON_DEVICE, Placement, Tier
+from tierwise.lower.splits import Split, Splits
+from tierwise.lower.states import StateUnit
+
+UNITS = [StateUnit(path, (), (), parameter_bytes=2, state_bytes=10, gradient_bytes=2) for path in "abcd"]
+CPU, CPU_AWAY = Placement("host", "cpu", "device", "host"), Placement("host", "cpu", "host", "host")
+STREAMED, STREAMED_AWAY = Placement("host", "streamed", "device", "host"), Placement("host", "streamed", "host", "host")
+
+
+def splits(host_bytes=1000, options=(ON_DEVICE, CPU, CPU_AWAY, STREAMED, STREAMED_AWAY)):
+    machine = SimpleNamespace(capacity=lambda tier: host_bytes, tier_named={"dram": Tier("dram", host_bytes)})
+    return Splits(SimpleNamespace(homes=dict.fromkeys("abcd", options), problem=SimpleNamespace(machine=machine)), UNITS, {})
+
+
+def test_nothing_leaves():
+    assert splits().states(Split()) == {}
+
+
+def test_state_leaves_from_the_end_and_every_other_update_is_streamed():
+    assert splits().states(Split(4, 0, 0.5)) == {"a": CPU, "b": STREAMED, "c": CPU, "d": STREAMED}
+    assert splits().states(Split(2, 0, 0.0)) == {"c": CPU, "d": CPU}
+
+
+def test_parameters_leave_first_where_the_cpu_updates_them():
+    assert splits().states(Split(4, 1, 0.5)) == {"a": CPU, "b": STREAMED, "c": CPU_AWAY, "d": STREAMED}
+    assert splits().states(Split(4, 3, 0.5)) == {"a": CPU_AWAY, "b": STREAMED, "c": CPU_AWAY, "d": STREAMED_AWAY}
+
+
+def test_who_has_one_way_goes_that_way():
+    assert splits(options=(ON_DEVICE, STREAMED)).states(Split(2, 0, 0.0)) == {"c": STREAMED, "d": STREAMED}
+
+
+def test_what_has_no_room_in_host_memory_stays():
+    """Nine tenths of thirty bytes: an update on the cpu takes ten of state, two of gradients and two of what it makes."""
+    found = splits(host_bytes=30)
+    assert found.states(Split(4, 0, 0.0)) == {"a": CPU, "b": STREAMED}
+    assert found.lacks == {"dram": 4 * 12}

@@ -1,0 +1,97 @@
+"""Where lasting state is, by three numbers: how many regions' state leaves the device, how many of these leave their parameters, too, and which share
+of their updates passes through the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..ir import ON_DEVICE, Menu, Placement
+from .states import StateUnit
+
+HOST_SHARE = 0.9  # of host memory for state; the rest is for what passes through it
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How much leaves: numbers of units from the end of the model."""
+
+    state: int = 0
+    parameters: int = 0
+    streamed: float = 0.0  # share of the updates that are away
+
+
+class Splits:
+    """`lacks`: by tier below the device, what a split would have taken of it."""
+
+    def __init__(self, menu: Menu, units: Sequence[StateUnit], lacks: dict[str, int]) -> None:
+        self.menu, self.units, self.lacks = menu, units, lacks
+
+    def states(self, split: Split, short_bytes: int = 0) -> dict[str, Placement] | None:
+        """By path, the placements of a split, with so much less of host memory; None if what leaves has no room where it goes."""
+        count = len(self.units)
+        machine = self.menu.problem.machine
+        room = {
+            "host": int(machine.capacity("dram") * HOST_SHARE) - short_bytes,
+            "nvme": machine.capacity("nvme") if "nvme" in machine.tier_named else 0,
+        }
+        found: dict[str, Placement] = {}
+        leaving = range(count - split.state, count)
+        streams = self._streaming(split)
+        # Parameters that the cpu updates are in host memory anyway; those of streamed updates would take the link once more.
+        away = {*sorted(leaving, key=lambda place: (streams[place], -place))[: split.parameters]}
+        for place in leaving:
+            unit = self.units[place]
+            options = self.menu.homes[unit.path]
+            updates = ("streamed", "cpu") if streams[place] else ("cpu", "streamed")
+            chosen = self._fitting(options, updates, ("host", "nvme") if place in away else ("device",), unit, room)
+            stays = chosen is None or (chosen == ON_DEVICE and any(option.update != "device" for option in options))
+            if stays:  # it was to leave
+                self.lacks["dram"] = sum(other.state_bytes + other.gradient_bytes for other in self.units)
+            if chosen is None:
+                return None
+            if chosen != ON_DEVICE:
+                found[unit.path] = chosen
+        return found
+
+    def _streaming(self, split: Split) -> dict[int, bool]:
+        """Whose updates pass through the device: that share of those that leave, evenly among them, where both ways are open to them."""
+        found: dict[int, bool] = {}
+        through = 0.0
+        for place in range(len(self.units) - split.state, len(self.units)):
+            ways = {option.update for option in self.menu.homes[self.units[place].path]}
+            through += split.streamed
+            found[place] = "streamed" in ways and (through >= 1 or "cpu" not in ways)
+            if found[place] or through >= 1:
+                through -= 1
+        return found
+
+    @staticmethod
+    def _fitting(
+        options: Sequence[Placement], updates: Sequence[str], parameters: Sequence[str], unit: StateUnit, room: dict[str, int]
+    ) -> Placement | None:
+        """The first that has room: as wanted, with the state in host memory before the disk, then anything that is away, then the device."""
+        order = [
+            option
+            for home in dict.fromkeys((*parameters, "device"))
+            for update in updates
+            for state in ("host", "nvme")
+            for option in options
+            if (option.update, option.state, option.parameters) == (update, state, home)
+        ]
+        order += [option for option in options if option not in order and option.parameters in parameters]
+        order += [option for option in options if option == ON_DEVICE]
+        for option in order:
+            taken = {"host": 0, "nvme": 0}
+            if option.update != "device":
+                taken[option.state] += unit.state_bytes
+                taken["host"] += unit.gradient_bytes
+                if option.update == "cpu":
+                    taken["host"] += unit.parameter_bytes  # what the update makes, until the device has it
+            if option.parameters in taken:
+                taken[option.parameters] += unit.parameter_bytes
+            if all(taken[tier] <= room[tier] for tier in taken):
+                for tier, nbytes in taken.items():
+                    room[tier] -= nbytes
+                return option
+        return None
