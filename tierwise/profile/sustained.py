@@ -19,7 +19,6 @@ from .taken import Taken
 from .torch_compat import pause_device
 
 SETTLE_SECONDS = 2.0  # an H200 that multiplies matrices is 5% slower after one second than after a tenth, 6% after two: docs/log.md
-STILL_WARM_SECONDS = 0.3  # a device that was busy so short a time ago has settled already
 SAMPLE_SECONDS = 0.15
 LEAST_ROUNDS = 5
 IN_A_ROW_SECONDS = 0.06  # short enough that the host does not fill the queue and wait: its time counts here
@@ -83,8 +82,8 @@ class _CudaRounds:
 
     def __init__(self, device: torch.device, pieces: int) -> None:
         self.device = device
-        is_warm = time.perf_counter() - self._busy_until.get(device, float("-inf")) < STILL_WARM_SECONDS
-        self.settle_seconds = SAMPLE_SECONDS if is_warm else SETTLE_SECONDS
+        idle_seconds = time.perf_counter() - self._busy_until.get(device, float("-inf"))
+        self.settle_seconds = min(SETTLE_SECONDS, SAMPLE_SECONDS + idle_seconds)  # what was busy a moment ago has not cooled down for longer
         self.pauses = [PAUSE_SECONDS, *[0.0] * (pieces - 1)]  # before each piece
         self.round_seconds = 0.0
 
