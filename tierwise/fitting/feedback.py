@@ -89,5 +89,4 @@ def _with_rates(machine: Machine, measured: dict[tuple[str, str], float]) -> Mac
         for lane, planned in machine.link(src, dst).lanes.items():
             if planned == slowest:
                 lanes[lane] = max(rate, lanes.get(lane, 0.0))
-    links = tuple(replace(link, lanes={lane: lanes.get(lane, rate) for lane, rate in link.lanes.items()}) for link in machine.links)
-    return replace(machine, links=links)
+    return machine.with_rates(lambda _, lane, rate: lanes.get(lane, rate))

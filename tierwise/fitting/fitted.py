@@ -26,7 +26,7 @@ from ..execute.states.gradients import Gradient
 from ..execute.states.torch_compat import without_torch_function
 from ..ir import Machine, Menu, Placement, Program, Timeline, check_schedule, peak_bytes
 from ..ir.program import MIN_SENT_BYTES
-from ..lower import Image, image, keep_everything, with_budget
+from ..lower import Image, image, keeping_everything, with_budget
 from ..lower.states import anew
 from ..regions.compiled import CompiledOption
 from ..simulate import simulate
@@ -205,8 +205,10 @@ class Fitted:
     def _compare(self) -> None:
         """After a few steps by a plan, look at how one of them ran; if the prediction was far off, plan again with what was measured."""
         plan, device = self.current, self.device.torch_device.type
+        if plan is None or device not in LEARNS_ON or self.settings.policy != "auto":
+            return
         key = next((key for key, known in self.plans.items() if known is plan), None)
-        if plan is None or key is None or device not in LEARNS_ON or self.settings.policy != "auto":
+        if key is None:
             return
         trials = self._trials.setdefault(key, Trials())
         if trials.settled:
@@ -322,9 +324,7 @@ class Fitted:
                 f"it needs {format_bytes(least)}; use budget={exact_bytes(least)!r} or more, a smaller batch, or shorter sequences",
                 least_bytes=least,
             ) from None
-        kept = image(menu, keep_everything(menu))  # with what was measured meanwhile
-        needed = peak_bytes(kept.problem, kept.schedule)[kept.problem.device_tier]
-        kept_time = simulate(kept.problem.with_budget(max(needed, 1, room)), kept.schedule)
+        kept_seconds, kept_bytes = keeping_everything(menu)  # with what was measured meanwhile
         made = image(menu, program)
         program = made.program
         try:
@@ -343,8 +343,8 @@ class Fitted:
             plans=_region_plans(prepared, program),
             budget_bytes=self.settings.budget_bytes,
             aside_bytes=aside,
-            keep_all_seconds=kept_time.seconds,
-            keep_all_bytes=needed + aside,
+            keep_all_seconds=kept_seconds,
+            keep_all_bytes=kept_bytes + aside,
             notes=(*words_of(program.states, program.update), *prepared.notes),
             kept=_kept(prepared, program.calls),
         )
@@ -355,8 +355,7 @@ class Fitted:
             return menu
         if not any(home.update == "cpu" for homes in menu.homes.values() for home in homes):
             return menu
-        kept = image(menu, keep_everything(menu))
-        if peak_bytes(kept.problem, kept.schedule)[kept.problem.device_tier] <= menu.problem.budget_bytes:
+        if keeping_everything(menu)[1] <= menu.problem.budget_bytes:
             return menu
         if self.lasting.host is None:
             self._progress("timing updates on the CPU")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,7 +46,7 @@ def with_rates_of_links(machine: Machine, out: Affine, back: Affine) -> Machine:
         latencies[way] = found.latency_seconds
         rates |= dict.fromkeys(machine.link(*way).lanes, found.bytes_per_second)
     links = [replace(link, latency_seconds=latencies.get((link.src, link.dst), link.latency_seconds)) for link in machine.links]
-    return _with_lanes(replace(machine, links=tuple(links)), rates)
+    return replace(machine, links=tuple(links)).with_rates(lambda _, lane, rate: rates.get(lane, rate))
 
 
 def with_disk(machine: Machine, directory: Path) -> Machine:
@@ -55,13 +54,8 @@ def with_disk(machine: Machine, directory: Path) -> Machine:
     with contextlib.suppress(OSError):
         write, read = measure_disk(directory)
         lanes = dict.fromkeys(machine.link("dram", "nvme").lanes, write) | dict.fromkeys(machine.link("nvme", "dram").lanes, read)
-        return _with_lanes(machine, lanes)
+        return machine.with_rates(lambda _, lane, rate: lanes.get(lane, rate))
     return machine
-
-
-def _with_lanes(machine: Machine, rates: Mapping[str, float]) -> Machine:
-    links = (replace(link, lanes={lane: rates.get(lane, rate) for lane, rate in link.lanes.items()}) for link in machine.links)
-    return replace(machine, links=tuple(links))
 
 
 def host_rate() -> HostRate:

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..ir import Menu, Timeline, peak_bytes
-from ..lower import image, keep_everything
+from ..ir import Menu, Timeline
+from ..lower import image, keeping_everything
 from ..simulate import simulate
 from ..units import format_seconds
 from .feedback import MOST_CORRECTIONS, corrected, is_off
@@ -21,7 +21,6 @@ PROMISE = 0.98  # of the fastest step measured: what a plan must promise to be w
 class Trials:
     def __init__(self) -> None:
         self._ran: list[tuple[float, Plan]] = []
-        self.menu: Menu  # with what was measured last, for the next plan
         self.corrections = 0  # how many times a plan was made again with what was measured
         self.settled = False  # nothing changes any more
 
@@ -33,7 +32,6 @@ class Trials:
         taken = format_seconds(measured.seconds)
         if off and self.corrections < MOST_CORRECTIONS:
             self.corrections += 1
-            self.menu = looked_at.menu
             predicted = format_seconds(plan.predicted.seconds)
             _log.warning("a step takes %s where %s were predicted: planned again with what was measured", taken, predicted)
             return None
@@ -43,6 +41,11 @@ class Trials:
             _log.warning("a step takes %s, and %s by an earlier plan: back to that", taken, format_seconds(seconds))
             return fastest
         return looked_at
+
+    @property
+    def menu(self) -> Menu:
+        """With what was measured last, for the next plan."""
+        return self._ran[-1][1].menu
 
     def ran(self, plan: Plan, seconds: float) -> None:
         self._ran.append((seconds, plan))
@@ -61,13 +64,12 @@ class Trials:
 
 def as_measured(plan: Plan, menu: Menu, corrections: int) -> Plan:
     """The same decisions, predicted with what was measured."""
-    made, kept = image(menu, plan.program), image(menu, keep_everything(menu))
-    needed = peak_bytes(kept.problem, kept.schedule)[kept.problem.device_tier]
+    made, (kept_seconds, _) = image(menu, plan.program), keeping_everything(menu)
     return replace(
         plan,
         menu=menu,
         image=made,
         predicted=simulate(made.problem, made.schedule),
-        keep_all_seconds=simulate(kept.problem.with_budget(max(1, needed)), kept.schedule).seconds,
+        keep_all_seconds=kept_seconds,
         corrections=corrections,
     )

@@ -6,7 +6,7 @@ copy through several lanes (SSD traffic over PCIe, disk through a bounce buffer)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -100,6 +100,11 @@ class Machine:
         except KeyError:
             raise MissingTier(f"machine {self.name} has no link from {src!r} to {dst!r}; it has "
                               f"{', '.join(f'{link.src}->{link.dst}' for link in self.links) or 'none'}") from None  # fmt: skip
+
+    def with_rates(self, rate_of: Callable[[Link, str, float], float]) -> Machine:
+        """The same with other rates: rate_of(link, lane, rate) for each lane of each link."""
+        links = (replace(link, lanes={lane: rate_of(link, lane, rate) for lane, rate in link.lanes.items()}) for link in self.links)
+        return replace(self, links=tuple(links))
 
     def copy_seconds(self, nbytes: int, src: str, dst: str) -> float:
         link = self.link(src, dst)

@@ -2,12 +2,13 @@
 
 coarse.py, image.py        a Program as a Problem and a Schedule, two ops for each region call: the prediction of what runs
 choose.py                  the planner that answers with a Program
-states.py, jointly.py      homes of lasting state in that image, and the planner for both
+states.py, splits.py       homes of lasting state in that image, and which they are by three numbers
+jointly.py, bound.py       the planner for both, and what none can beat
 compact.py                 a menu that is quicker to plan with
 expand.py, lowering.py     any other policy's Schedule made into one
 """
 
-from .choose import Chosen, choose, keep_everything, with_budget
+from .choose import Chosen, choose, keep_everything, keeping_everything, with_budget
 from .coarse import Coarse, coarsen
 from .expand import Expanded, expand
 from .image import Image, image
@@ -16,6 +17,6 @@ from .lowering import Lowered, clustered, lower
 
 __all__ = [
     "Chosen", "Coarse", "Expanded", "Image", "Lowered", "choose", "choose_jointly", "clustered", "coarsen", "expand", "image", "keep_everything",
-    "lower",
+    "keeping_everything", "lower",
     "with_budget",
 ]  # fmt: skip

@@ -89,6 +89,13 @@ def _predicted(menu: Menu, program: Program) -> Chosen | None:
     return predicted(made)
 
 
+def keeping_everything(menu: Menu) -> tuple[float, int]:
+    """Seconds and bytes of the device, however much that is."""
+    made = image(menu, keep_everything(menu))
+    needed = peak_bytes(made.problem, made.schedule)[made.problem.device_tier]
+    return simulate(made.problem.with_budget(max(needed, menu.problem.budget_bytes)), made.schedule).seconds, needed
+
+
 def predicted(made: Image) -> Chosen:
     """What a program comes to whose image was judged."""
     timeline = simulate(made.problem, made.schedule)

@@ -16,10 +16,9 @@ from typing import NoReturn
 
 from ..errors import InfeasibleBudget, InvalidSchedule, OverCapacity
 from ..ir import Menu, Phase, Placement, Problem, check_schedule, peak_bytes
-from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
 from .bound import Bound, least_seconds
-from .choose import FEW_IMAGES, IMAGES, Chosen, choose, keep_everything, predicted, with_budget
+from .choose import FEW_IMAGES, IMAGES, Chosen, choose, keep_everything, keeping_everything, predicted, with_budget
 from .compact import compact
 from .image import image
 from .splits import Split, Splits
@@ -108,7 +107,7 @@ class _Search:
             self._refuse()
         if alone is not None and movable < LITTLE * self.menu.problem.budget_bytes:
             return self._closer(alone)
-        if alone is not None and alone.seconds <= GOOD_ENOUGH * self._keep_all_seconds():
+        if alone is not None and alone.seconds <= GOOD_ENOUGH * keeping_everything(self.menu)[0]:
             return alone
         promising = self._promising()
         for split in promising:
@@ -163,11 +162,6 @@ class _Search:
         )
         states = self.splits.states(Split(len(self.units), 0, self.balance))
         return max(least, default=0) + (self.takes(states)[0] if states else 0)
-
-    def _keep_all_seconds(self) -> float:
-        made = image(self.menu, keep_everything(self.menu))
-        needed = peak_bytes(made.problem, made.schedule)[made.problem.device_tier]
-        return simulate(made.problem.with_budget(max(needed, 1)), made.schedule).seconds
 
     def around(self, states: Mapping[str, Placement]) -> Chosen:
         """Activations around state that stays where it is."""
@@ -309,12 +303,9 @@ class _Search:
         after = self.update == "after"
         carried = {(device, "dram"): state if after else 0, ("dram", device): parameters + (0 if after else state)}
         during = {(device, "dram"): seconds[Phase.FORWARD], ("dram", device): seconds[Phase.BACKWARD]}
-        links = []
-        for link in problem.machine.links:
-            way = link.src, link.dst
-            busy = carried[way] / machine.link(*way).bytes_per_second / max(during[way], 1e-9) if way in carried else 0.0
-            links.append(replace(link, lanes={lane: rate * max(LEAST_OF_THE_LINK, 1 - busy) for lane, rate in link.lanes.items()}))
-        return replace(problem, machine=replace(problem.machine, links=tuple(links)))
+        busy = {way: nbytes / machine.link(*way).bytes_per_second / max(during[way], 1e-9) for way, nbytes in carried.items()}
+        left = {way: max(LEAST_OF_THE_LINK, 1 - share) for way, share in busy.items()}
+        return replace(problem, machine=problem.machine.with_rates(lambda link, _, rate: rate * left.get((link.src, link.dst), 1.0)))
 
     def _passing_bytes(self, light: Menu, states: Mapping[str, Placement]) -> int:
         """What passes through the device at its fullest moment, as far as that can be told with everything kept."""

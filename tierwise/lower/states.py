@@ -101,11 +101,9 @@ def shared(problem: Problem, processors: Collection[str]) -> Problem:
     seconds = {key: cost / CPU_BESIDE_COPIES if key[1] == "cpu" else cost for key, cost in problem.costs.op_seconds.items()}
     out, into = (OUT_BESIDE_CPU, IN_BESIDE_CPU) if "cpu" in processors else (BOTH_WAYS, BOTH_WAYS) if BESIDE in processors else (1.0, 1.0)
     ways = {(problem.device_tier, "dram"): out, ("dram", problem.device_tier): into}
-    links = tuple(
-        replace(link, lanes={lane: rate * ways.get((link.src, link.dst), 1.0) for lane, rate in link.lanes.items()}) for link in problem.machine.links
-    )
+    machine = problem.machine.with_rates(lambda link, _, rate: rate * ways.get((link.src, link.dst), 1.0))
     costs = replace(problem.costs, op_seconds=seconds) if "cpu" in processors else problem.costs
-    return replace(problem, machine=replace(problem.machine, links=links), costs=costs)
+    return replace(problem, machine=machine, costs=costs)
 
 
 def _with_stream(problem: Problem, updates: Collection[int]) -> Problem:

@@ -194,8 +194,7 @@ def _together(ops: Sequence[Op], place: int, held_bytes: int) -> Op:
 def _slower(machine: Machine, share: float) -> Machine:
     if share == 1.0:
         return machine
-    links = tuple(replace(link, lanes={lane: rate * share for lane, rate in link.lanes.items()}) for link in machine.links)
-    return replace(machine, links=links)
+    return machine.with_rates(lambda _, __, rate: rate * share)
 
 
 # -- what there is to choose from -------------------------------------------------------------------------------------------------------
