@@ -98,6 +98,21 @@ def test_slabs_grow_with_the_plan_and_are_replaced_when_empty(tmp_path):
     assert not device.pinned
 
 
+def test_a_slab_that_turns_out_too_small_gets_an_eighth_more():
+    device = NullDevice(1 << 30)
+    below = Below(device)
+    below.provide(160 * KIB, 0)
+    tickets = [below.copies.send(device.empty(80 * KIB)) for _ in range(2)]  # full
+    tickets.append(below.copies.send(device.empty(8 * KIB)))
+    assert below.host_bytes == (160 + 20) * KIB
+    tickets.append(below.copies.send(device.empty(64 * KIB)))  # or as much as is asked for
+    assert below.host_bytes == (180 + 64) * KIB
+    tickets.clear()
+    below.copies.release_sent()
+    below.close()
+    device.close()
+
+
 def test_the_disk_s_buffers_are_a_small_part_of_a_small_limit():
     assert bounce_bytes(None) == 64 << 20
     assert bounce_bytes(1 << 40) == 64 << 20
