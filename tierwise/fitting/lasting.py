@@ -18,13 +18,14 @@ from ..execute.states import States
 from ..execute.states.gradients import LEAVING_BYTES
 from ..execute.states.passes import HostRate
 from ..execute.states.safetensors import Checkpoint
-from ..execute.states.units import STREAM_CHUNK_ELEMENTS
+from ..execute.states.units import STREAM_CHUNK_BYTES
+from ..execute.states.updates import STAGING_BUFFERS
 from ..ir import ON_DEVICE, Placement, Program
 
 PASSING_SHARE = 50  # of the budget, one part in so many for gradients that leave, and for state that is streamed
 HELD_SHARE = 10  # of the budget, one part in so many for gradients whose updates are under way during backward
 MOST_UNITS_IN_FLIGHT = 4
-STREAMED_BYTES = 3 * (12 + 2 + 2)  # on the device for each element of a chunk: three buffers of state, gradient and parameter
+MASTERED_BYTES, TORCHS_ROWS = 12, 2  # state of an element: fp32 master and moments, or so many of the parameter's own type
 
 
 class Lasting:
@@ -40,7 +41,10 @@ class Lasting:
         )
         share = budget_bytes // PASSING_SHARE
         self._leaving_bytes = min(LEAVING_BYTES, share)
-        self._chunk_elements = max(1, min(STREAM_CHUNK_ELEMENTS, share // STREAMED_BYTES))
+        widest = max((parameter.element_size() for parameter in session.model.parameters()), default=1)
+        state = MASTERED_BYTES if masters == "fp32" else TORCHS_ROWS * widest
+        # A buffer has state, gradient and parameter of a chunk.
+        self._chunk_elements = max(1, min(STREAM_CHUNK_BYTES // state, share // (STAGING_BUFFERS * (state + 2 * widest))))
         self._held_bytes = budget_bytes // HELD_SHARE
         self._session, self._below, self._optimizer = session, below, optimizer
         self._masters, self._update = masters, update

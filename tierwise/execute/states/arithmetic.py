@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from .passes import Passes
 from .rules import rule_of
-from .torchs import check_options, state_names, update_piece
+from .torchs import check_options, state_names, update_pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Neighbouring elements of a parameter, with everything their update reads and writes."""
+
+    settled: Any  # the numbers of it
+    weights: torch.Tensor
+    gradient: torch.Tensor
+    states: Sequence[torch.Tensor]
+    out: torch.Tensor | None  # where the new weights are written, too
+    scale: float  # of the gradient
 
 
 class Arithmetic(Protocol):
@@ -19,16 +32,8 @@ class Arithmetic(Protocol):
     def settle(self, group: int, step: int) -> Any:
         """Everything of a parameter group that its `step`-th update needs, read now: the next line of the loop may change it."""
 
-    def run(
-        self,
-        settled: Any,
-        weights: torch.Tensor,
-        gradient: torch.Tensor,
-        states: Sequence[torch.Tensor],
-        out: torch.Tensor | None,
-        scale: float,
-    ) -> None:
-        """Update a piece in place, and write the new weights to `out`."""
+    def run(self, pieces: Sequence[Piece]) -> None:
+        """Update them in place."""
 
 
 class Formula:
@@ -45,16 +50,9 @@ class Formula:
     def settle(self, group: int, step: int) -> Any:
         return self._rule.numbers(self._optimizer.param_groups[group], step)
 
-    def run(
-        self,
-        settled: Any,
-        weights: torch.Tensor,
-        gradient: torch.Tensor,
-        states: Sequence[torch.Tensor],
-        out: torch.Tensor | None,
-        scale: float,
-    ) -> None:
-        self._passes(self._rule, settled, weights, gradient, states, out, scale=scale)
+    def run(self, pieces: Sequence[Piece]) -> None:
+        for piece in pieces:
+            self._passes(self._rule, piece.settled, piece.weights, piece.gradient, piece.states, piece.out, scale=piece.scale)
 
 
 class Torchs:
@@ -71,17 +69,16 @@ class Torchs:
         settings = {key: value for key, value in self._optimizer.param_groups[group].items() if key != "params"}
         return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in settings.items()}, step
 
-    def run(
-        self,
-        settled: Any,
-        weights: torch.Tensor,
-        gradient: torch.Tensor,
-        states: Sequence[torch.Tensor],
-        out: torch.Tensor | None,
-        scale: float,
-    ) -> None:
-        settings, step = settled
+    def run(self, pieces: Sequence[Piece]) -> None:
+        """Those with the same numbers in one call: on a card every call is a kernel that waits for its turn beside compute."""
+        alike: dict[int, list[Piece]] = {}
+        for piece in pieces:
+            alike.setdefault(id(piece.settled), []).append(piece)
         with torch.no_grad():
-            update_piece(self._optimizer, settings, step, weights, gradient if scale == 1.0 else gradient * scale, states)
-            if out is not None:
-                out.copy_(weights)
+            for found in alike.values():
+                settings, step = found[0].settled
+                gradients = [piece.gradient if piece.scale == 1.0 else piece.gradient * piece.scale for piece in found]
+                update_pieces(self._optimizer, settings, step, [piece.weights for piece in found], gradients, [piece.states for piece in found])
+            for piece in pieces:
+                if piece.out is not None:
+                    piece.out.copy_(piece.weights)

@@ -63,30 +63,34 @@ def shadow_of(optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, An
     return shadow
 
 
-def update_piece(
+def update_pieces(
     optimizer: torch.optim.Optimizer,
     group: Mapping[str, Any],
     step: int,
-    weights: torch.Tensor,
-    gradient: torch.Tensor,
-    states: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor],
+    states: Sequence[Sequence[torch.Tensor]],
 ) -> None:
-    """The `step`-th update of a piece, in place."""
-    piece = weights.detach()
-    piece.grad = gradient
+    """The `step`-th update of some pieces, in place."""
     names = state_names(optimizer)
-    kept: dict[str, Any] = dict(zip(names, states, strict=True))
-    if type(optimizer) is torch.optim.SGD:
-        if step == 1 and names:
-            kept["momentum_buffer"] = None  # torch starts with the gradient itself
-    else:
-        kept["step"] = torch.tensor(float(step - 1), device=device_of_step(group, piece.device))
-        if "max_exp_avg_sq" in kept and not group["amsgrad"]:
-            del kept["max_exp_avg_sq"]
-    shadow = shadow_of(optimizer, [{**group, "params": [piece]}], defaultdict(dict, {piece: kept}))
+    pieces = [found.detach() for found in weights]
+    kept: Any = defaultdict(dict)
+    for piece, gradient, rows in zip(pieces, gradients, states, strict=True):
+        piece.grad = gradient
+        kept[piece] = dict(zip(names, rows, strict=True))
+        if type(optimizer) is torch.optim.SGD:
+            if step == 1 and names:
+                kept[piece]["momentum_buffer"] = None  # torch starts with the gradient itself
+        else:
+            # Filled where it is: a number that comes from the host would make it wait for everything before it.
+            kept[piece]["step"] = torch.full((), float(step - 1), device=device_of_step(group, piece.device))
+            if "max_exp_avg_sq" in kept[piece] and not group["amsgrad"]:
+                del kept[piece]["max_exp_avg_sq"]
+    shadow = shadow_of(optimizer, [{**group, "params": pieces}], kept)
     shadow.step()
-    piece.grad = None
-    for name, state in zip(names, states, strict=True):
-        made = shadow.state[piece].get(name)
-        if made is not None and made is not state:
-            state.copy_(made)
+    for piece, rows in zip(pieces, states, strict=True):
+        piece.grad = None
+        for name, state in zip(names, rows, strict=True):
+            made = shadow.state[piece].get(name)
+            if made is not None and made is not state:
+                state.copy_(made)

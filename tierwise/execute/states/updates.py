@@ -19,7 +19,7 @@ import torch
 from ..device import CudaDevice, Device, Direction
 from ..host_pool import HostPool
 from ..lanes import Event, Lane, Signal, already
-from .arithmetic import Arithmetic
+from .arithmetic import Arithmetic, Piece
 from .beside import Beside
 from .gradients import Factor, Held, HostGradients
 from .homes import ChunkHome, DiskChunks, HostFlat, Ring, copy_block
@@ -186,9 +186,8 @@ class Updates:
                 target = job.targets[slot]
                 weights = home.arrays[0, piece] if home.has_master else target
                 rows = home.arrays[1:] if home.has_master else home.arrays
-                self.arithmetic.run(
-                    run.settled, weights, job.gradients[slot], [row[piece] for row in rows], target if home.has_master else None, _number(run.factor)
-                )
+                out = target if home.has_master else None
+                self.arithmetic.run([Piece(run.settled, weights, job.gradients[slot], [row[piece] for row in rows], out, _number(run.factor))])
 
     # -- on the CPU -------------------------------------------------------------------------------------------------------------------
 
@@ -222,7 +221,7 @@ class Updates:
                 else:
                     assert out is not None
                     weights, made = out[here], None
-                self.arithmetic.run(run.settled, weights, gradient[part], [row[here] for row in rows], made, _number(run.factor))
+                self.arithmetic.run([Piece(run.settled, weights, gradient[part], [row[here] for row in rows], made, _number(run.factor))])
             if home.parameters is not None:
                 home.parameters.give(index, already())
                 home.chunks.give(index, already())
@@ -315,6 +314,7 @@ class Updates:
     def _compute_staged(self, home: Stored, job: Job, chunk: slice, parts: Sequence[tuple[Run, slice]], layout: _Staged) -> None:
         arrays = layout.state
         rows = arrays[1:] if home.has_master else arrays
+        found = []
         for run, part in parts:
             for slot, piece in home.unit.pieces(part):
                 here = slice(piece.start - chunk.start, piece.stop - chunk.start)
@@ -322,7 +322,8 @@ class Updates:
                 target = layout.parameter[here] if home.parameters is not None else job.targets[slot][in_slot]
                 gradient = layout.gradient[here] if home.wants_gradients else job.gradients[slot][in_slot]
                 weights, out = (arrays[0, here], target) if home.has_master else (target, None)
-                self.arithmetic.run(run.settled, weights, gradient, [row[here] for row in rows], out, _number(run.factor))
+                found.append(Piece(run.settled, weights, gradient, [row[here] for row in rows], out, _number(run.factor)))
+        self.arithmetic.run(found)
 
     def _give(self, home: Stored, index: int, after: Event) -> None:
         assert home.chunks is not None

@@ -31,7 +31,7 @@ class Whole:
         settings = {key: value for key, value in self._optimizer.param_groups[group].items() if key != "params"}
         return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in settings.items()}
 
-    def run(self, settled: Any, weights: Any, gradient: Any, states: Any, out: Any, scale: float) -> None:
+    def run(self, pieces: Any) -> None:
         raise NotImplementedError("whole parameters are updated by run_unit")
 
     def run_unit(self, settled: Mapping[Slot, Any], weights: Mapping[Slot, torch.Tensor], gradients: Mapping[Slot, torch.Tensor]) -> None:
