@@ -39,7 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
 PARTS = tuple(CASES)
 PEERS = ["keep", "half", "checkpoint", "input offload", "eager", "eager checkpoint"]
 WARM_UPS, STEPS = 3, 8
-SETTLED = 14  # warm steps of ours: until then a plan may be made again with what was measured
+SETTLED = 20  # warm steps of ours: until then a plan may be made again with what was measured
 
 
 def run(case: str) -> list[dict[str, Any]]:

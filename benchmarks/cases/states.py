@@ -33,7 +33,7 @@ SHAPE = {"layers": 26, "hidden": 3072, "heads": 24, "batch": 8, "seq": 2048, "vo
 LARGE = {"layers": 32, "hidden": 4096, "heads": 32, "batch": 4, "seq": 2048, "vocab": 32000}
 PEERS = ("gpu", "torchao", "fsdp2", "zero2", "zero3")
 WARM_UPS = 2
-SETTLED = 13  # warm steps of rows by fit: until then a plan may be made again with what was measured
+SETTLED = 19  # warm steps of rows by fit: until then a plan may be made again with what was measured
 GB = 10**9
 
 

@@ -49,6 +49,10 @@ class Moment:
     def now(self) -> None:
         self.host_seconds = time.perf_counter()
 
+    def wait(self) -> None:
+        if self.event is not None:
+            self.event.synchronize()
+
     def since(self, start: Moment) -> float:
         """Seconds from `start`, a moment that knows both clocks."""
         if self.event is not None and start.event is not None:

@@ -1,7 +1,8 @@
 """What a recorded step says about the costs a plan was made with: times of regions, of what runs between them, and rates of links, for the next plan.
 
 A call that waits for a copy looks slow; so of the calls of one class and choice those count that send nothing, and of these the middle one: a card
-that is kept busy runs slower than its quickest call. Where all send, the quickest. Of the copies over a link the middle one counts.
+that is kept busy runs slower than its quickest call. Where all send, the quickest. Of the copies over a link the middle one counts. What a call
+whose state is updated elsewhere waited for longer than planned is blamed on these updates.
 """
 
 from __future__ import annotations
@@ -11,22 +12,23 @@ from dataclasses import replace
 from statistics import mean, median
 
 from ..ir import Choice, Compute, Copy, Machine, Menu, Phase, Problem, Timeline
-from ..lower.states import moved_updates
+from ..lower.states import BESIDE, moved_updates, streaming_seconds
 from .plan import Plan
 
 OFF = 0.05  # of the predicted time of a step: what a prediction may be off by
 MOST_CORRECTIONS = 2
-AT_STEP = 3  # of a plan: by then everything is compiled and warm
+WARM_STEPS = 2  # of a plan: by then everything is compiled and warm
+TIMED_STEPS = 3  # the middle one of these is what a step takes
 LEAST_COPY_BYTES = 1 << 20  # smaller ones say more about the latency of a link than about its rate
 
 
-def is_off(predicted: Timeline, measured: Timeline) -> bool:
-    return abs(measured.seconds / predicted.seconds - 1) > OFF
+def is_off(predicted: Timeline, seconds: float) -> bool:
+    return abs(seconds / predicted.seconds - 1) > OFF
 
 
-def corrected(plan: Plan, measured: Timeline) -> Menu:
+def corrected(plan: Plan, measured: Timeline, seconds: float) -> Menu:
     """The plan's menu with what was measured: choices that ran as they ran, others of their class by the same factor, what is between regions as
-    long as it took, links at their rates."""
+    long as it took, links at their rates. `seconds`: of a step that nobody recorded."""
     menu, graph = plan.menu, plan.image.problem.graph
     alone: dict[tuple[int, str, Phase], list[float]] = defaultdict(list)
     sending: dict[tuple[int, str, Phase], list[float]] = defaultdict(list)
@@ -43,8 +45,49 @@ def corrected(plan: Plan, measured: Timeline) -> Menu:
     ran = {key: min(found) for key, found in sending.items()} | {key: median(found) for key, found in alone.items()}
     choices = {region: tuple(_corrected(choice, region, found, ran) for choice in found) for region, found in menu.choices.items()}
     machine = _with_rates(menu.problem.machine, {way: median(found) for way, found in rates.items()})
-    problem = _between(replace(menu.problem, machine=machine), plan, measured.seconds - within)
-    return replace(menu, choices=choices, problem=problem)
+    late = _late_seconds(plan, measured)
+    problem = _between(replace(menu.problem, machine=machine), plan, seconds - within - late)
+    return replace(menu, choices=choices, problem=_with_slower_updates(problem, plan, late))
+
+
+def _late_seconds(plan: Plan, measured: Timeline) -> float:
+    """How much longer than planned compute stood still before calls of modules whose state is updated elsewhere."""
+    moved = {path for path, place in plan.program.states.items() if place.update != "device"}
+    planned, found = _pauses(plan, plan.predicted, moved), _pauses(plan, measured, moved)
+    return max(0.0, sum(found[step] - planned[step] for step in found.keys() & planned.keys()))
+
+
+def _pauses(plan: Plan, timeline: Timeline, modules: set[str]) -> dict[int, float]:
+    """From the call before to the beginning of a call of one of these modules, by step of the schedule."""
+    graph, steps = plan.image.problem.graph, plan.image.schedule.steps
+    calls = []
+    for span in timeline.spans:
+        step = steps[span.step]
+        if isinstance(step, Compute) and graph.ops[step.op].region in plan.program.calls:
+            calls.append((span.start, span.end, span.step, graph.calls[graph.ops[step.op].region].module))
+    found, before = {}, 0.0
+    for start, end, number, module in sorted(calls):
+        if module in modules:
+            found[number] = max(0.0, start - before)
+        before = end
+    return found
+
+
+def _with_slower_updates(problem: Problem, plan: Plan, late_seconds: float) -> Problem:
+    """Updates elsewhere as slow as they must have been to be so late."""
+    graph, device = problem.graph, problem.machine.device.name
+    ran = [span for span in plan.predicted.spans if span.lane != device and isinstance(plan.image.schedule.steps[span.step], Compute)]
+    window = max((span.end for span in ran), default=0.0) - min((span.start for span in ran), default=0.0)
+    if late_seconds <= 0 or window <= 0:
+        return problem
+    factor = 1 + late_seconds / window
+    seconds = dict(problem.costs.op_seconds)
+    for op in graph.ops:
+        if op.phase is Phase.UPDATE and (op.id, device) in seconds:
+            seconds[op.id, BESIDE] = factor * max(seconds.get((op.id, BESIDE), 0.0), streaming_seconds(problem, op))
+            if (op.id, "cpu") in seconds:
+                seconds[op.id, "cpu"] *= factor
+    return replace(problem, costs=replace(problem.costs, op_seconds=seconds))
 
 
 def _between(problem: Problem, plan: Plan, measured_seconds: float) -> Problem:

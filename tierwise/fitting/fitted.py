@@ -31,7 +31,7 @@ from ..lower.states import anew
 from ..regions.compiled import CompiledOption
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
-from .feedback import AT_STEP
+from .feedback import TIMED_STEPS, WARM_STEPS, is_off
 from .homes import homes_of
 from .keys import has_gradients, key_of, needs_backward
 from .lasting import Lasting, words_of
@@ -214,12 +214,15 @@ class Fitted:
         if trials.settled:
             return
         run = self._runs[id(plan)] = self._runs.get(id(plan), 0) + 1
-        if run == AT_STEP:
-            self.meter.record_next = True
-        if run != AT_STEP + 1 or (measured := self.measured) is None:
+        looks_at = WARM_STEPS + TIMED_STEPS
+        if run not in (looks_at, looks_at + 1) or (seconds := self.meter.step_seconds()) is None:
+            return
+        measured = self.measured if run > looks_at else None
+        if measured is None and is_off(plan.predicted, seconds):
+            self.meter.record_next = run == looks_at
             return
         del self.plans[key]
-        go_on = trials.look(plan, measured, lambda other: self._fixed() is None or not self.lasting.differs(other.program))
+        go_on = trials.look(plan, seconds, measured, lambda other: self._fixed() is None or not self.lasting.differs(other.program))
         if go_on is not None:
             self.plans[key] = go_on
         else:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
 from ..execute.copies import Counts
+from ..execute.device import Moment
 from ..execute.recording import Recording
 from ..ir import Copy, Timeline
+from .feedback import TIMED_STEPS
 from .measured import measured_timeline
 from .plan import Plan
 
@@ -36,6 +40,8 @@ class Meter:
         self._seconds = 0.0
         self._mark: _Mark | None = None
         self._recorded: tuple[Recording, Plan] | None = None
+        self._running: list[Moment] = []  # when the step that nobody records began, and when its update was over
+        self._ran: deque[tuple[Moment, Moment]] = deque(maxlen=TIMED_STEPS)
 
     def step_ends(self) -> None:
         """The next one is about to begin."""
@@ -43,11 +49,16 @@ class Meter:
         if session.recording is not None:
             session.recording.close()
             self._fitted.below.copies.watch = session.recording = None
+        if self._running:
+            self._ran.append((self._running[0], self._running[1] if len(self._running) > 1 else self._moment()))
+            self._running = []
 
     def step_updated(self) -> None:
         """The optimizer has done its step."""
         if self._fitted.session.recording is not None:
             self._fitted.session.recording.was_updated()
+        if self._running:
+            self._running = [self._running[0], self._moment()]
 
     def step_begins(self, plan: Plan) -> None:
         fitted, now = self._fitted, self._now()
@@ -64,6 +75,15 @@ class Meter:
             recording = Recording(fitted.device)
             fitted.session.recording, fitted.below.copies.watch = recording, recording.copy
             self._recorded = recording, plan
+        else:
+            self._running = [self._moment()]
+
+    def step_seconds(self) -> float | None:
+        """What a step takes that nobody records: the middle one of the last few, without what the loop does between steps."""
+        if len(self._ran) < TIMED_STEPS:
+            return None
+        self._ran[-1][1].wait()
+        return median(end.since(start) for start, end in self._ran)
 
     def timeline(self) -> Timeline | None:
         """Of the last recorded step; None while it runs, or if there was none."""
@@ -96,6 +116,11 @@ class Meter:
             "retries": now.retries - then.retries,
         }
         return found | (_predicted(fitted.current) if fitted.current is not None else {})
+
+    def _moment(self) -> Moment:
+        found = self._fitted.device.moment()
+        found.now()
+        return found
 
     def _now(self) -> _Mark:
         fitted = self._fitted

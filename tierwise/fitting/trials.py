@@ -11,7 +11,7 @@ from ..ir import Menu, Timeline
 from ..lower import image, keeping_everything
 from ..simulate import simulate
 from ..units import format_seconds
-from .feedback import MOST_CORRECTIONS, corrected, is_off
+from .feedback import MOST_CORRECTIONS, corrected
 from .plan import Plan
 
 _log = logging.getLogger("tierwise")
@@ -24,20 +24,20 @@ class Trials:
         self.corrections = 0  # how many times a plan was made again with what was measured
         self.settled = False  # nothing changes any more
 
-    def look(self, plan: Plan, measured: Timeline, may_run: Callable[[Plan], bool]) -> Plan | None:
-        """A step by a plan was measured: the plan to go on with, or None if it is to be made again. `may_run`: whether an earlier one still can."""
-        off = is_off(plan.predicted, measured)
-        looked_at = as_measured(plan, corrected(plan, measured), self.corrections) if off else plan
-        self.ran(looked_at, measured.seconds)
-        taken = format_seconds(measured.seconds)
-        if off and self.corrections < MOST_CORRECTIONS:
+    def look(self, plan: Plan, taken_seconds: float, measured: Timeline | None, may_run: Callable[[Plan], bool]) -> Plan | None:
+        """What a step by a plan takes: the plan to go on with, or None if it is to be made again. `measured`: one that was recorded, if they take
+        something else than predicted. `may_run`: whether an earlier plan still can."""
+        looked_at = plan if measured is None else as_measured(plan, corrected(plan, measured, taken_seconds), self.corrections)
+        self.ran(looked_at, taken_seconds)
+        taken = format_seconds(taken_seconds)
+        if measured is not None and self.corrections < MOST_CORRECTIONS:
             self.corrections += 1
             predicted = format_seconds(plan.predicted.seconds)
             _log.warning("a step takes %s where %s were predicted: planned again with what was measured", taken, predicted)
             return None
         self.settled = True
         seconds, fastest = self.fastest()
-        if seconds < PROMISE * measured.seconds and may_run(fastest):
+        if seconds < PROMISE * taken_seconds and may_run(fastest):
             _log.warning("a step takes %s, and %s by an earlier plan: back to that", taken, format_seconds(seconds))
             return fastest
         return looked_at

@@ -27,10 +27,10 @@ def compact(menu: Menu) -> Menu:
     fine = menu.problem.costs.op_seconds
     stand_for = [[member for op in merged for member in coarse.members[op]] for merged in members]
     seconds = {
-        (place, processor.name): sum(fine[member, processor.name] for member in all_of)
+        (place, processor): sum(fine[member, processor] for member in all_of)
         for place, all_of in enumerate(stand_for)
-        for processor in menu.problem.machine.processors
-        if all((member, processor.name) in fine for member in all_of)
+        for processor in dict.fromkeys(processor for _, processor in fine)
+        if all((member, processor) in fine for member in all_of)
     }
     choices = {region: _with_workspaces(menu, region) for region in menu.choices}
     return replace(menu, problem=replace(menu.problem, graph=found, costs=Costs(seconds)), choices=choices)

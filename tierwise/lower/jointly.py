@@ -31,7 +31,7 @@ FIRST_SPLITS = 6  # so many of the best are tried before what is near the best o
 CORRECTIONS = 3  # times that the room for activations is made smaller when a whole program turns out too large
 GOOD_ENOUGH = 1.01  # of the time that keeping everything takes: nothing that moves state can gain more than the rest
 LITTLE = 0.05  # of the budget: lasting state of less than this is not worth moving where activations alone fit
-WORTH_IT = 0.98  # moving state must gain this much over leaving it: it takes host memory, and predictions are better for what stays
+WORTH_IT = 0.95  # moving state must gain this much over leaving it: it takes host memory, and predictions are better for what stays
 LEAST_OF_THE_LINK = 0.02  # of its rate, where updates have it for themselves
 BOTH = (False, True)  # activations stay or are made again; or some are sent, too
 

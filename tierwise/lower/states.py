@@ -9,7 +9,7 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from ..ir import PASSING, Costs, Graph, Link, Menu, Phase, Placement, Problem, Role, Schedule, Storage, Tier
+from ..ir import PASSING, Costs, Graph, Link, Menu, Op, Phase, Placement, Problem, Role, Schedule, Storage, Tier
 from ..policies._lasting import Away, placed
 from .coarse import renumber
 
@@ -106,10 +106,18 @@ def shared(problem: Problem, processors: Collection[str]) -> Problem:
     return replace(problem, machine=machine, costs=costs)
 
 
+def streaming_seconds(problem: Problem, op: Op) -> float:
+    """What an update takes when its state and its gradient come to the device for it."""
+    graph, machine = problem.graph, problem.machine
+    coming = [s for s in op.mutates if graph.storages[s].role is Role.OPTIMIZER_STATE] + [s for s in op.reads if not graph.storages[s].lasting]
+    nbytes = sum(graph.storages[s].nbytes for s in coming)
+    return max(problem.costs.op_seconds[op.id, machine.device.name], machine.copy_seconds(nbytes, "dram", problem.device_tier))
+
+
 def _with_stream(problem: Problem, updates: Collection[int]) -> Problem:
     machine, device = problem.machine, problem.machine.device
     seconds = dict(problem.costs.op_seconds)
-    seconds |= {(op, BESIDE): seconds[op, device.name] for op in updates}
+    seconds |= {(op, BESIDE): seconds[op, device.name] for op in updates if (op, BESIDE) not in seconds}  # unless it was measured
     stream = replace(device, name=BESIDE, tier=PASSING, library_bytes=0)
     inside = {BESIDE: WITHIN_DEVICE}
     links = [Link(device.tier, PASSING, inside), Link(PASSING, device.tier, inside)]
