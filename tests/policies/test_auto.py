@@ -122,7 +122,7 @@ def test_updates_go_to_an_idle_cpu_if_that_is_faster():
 
 def test_state_goes_before_activations_are_computed_again():
     # 30 bytes of state fewer and gradients gone at once: nothing need be computed again, and no copy is waited for.
-    problem = chain(4, weight_bytes=5, state_bytes=10, cpu_update_seconds=2)
+    problem = chain(4, weight_bytes=5, state_bytes=10, cpu_update_seconds=1)
     kept = peak_bytes(problem, build(problem))[HBM]
     tight = problem.with_budget(int(0.7 * kept))
     schedule = plan(tight, "auto")

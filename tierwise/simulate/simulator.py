@@ -5,7 +5,8 @@ Memory works like tokens: a Free hands its bytes back when the last op or copy t
 come back first. Tokens are handed over in list order, so a schedule that fits in list order can neither overflow nor deadlock: it waits.
 An outgoing storage is held until its copy ends, an incoming one from its copy's start, a duplicate or workspace while its op runs.
 
-Periods overlap where the list lets them: the next step's forward does not wait for a copy or a cpu update it does not need. `simulate`
+Periods overlap where the list lets them: the next step's forward does not wait for a copy or a cpu update it does not need. What a period does for
+the step before begins with the period, when that step's last op on the device is over: so an optimizer's step() comes after backward. `simulate`
 repeats the period until it looks the same as the one before; `seconds` is the distance between the two.
 
 Clock is the same thing one step at a time, for policies that decide as they go (DTR, FlashNeuron).
@@ -160,7 +161,7 @@ class Clock:
         tier = self._tier_of[on]
         now, before = self._now, self._before if step.iteration else self._now
         nbytes, lasting = self._nbytes, self._lasting
-        start = self.lanes[on]
+        start = self._from(step, self.lanes[on])
         reads = []
         seconds, scratch, read, forms = self._way(step, op)
         for storage in read:
@@ -233,6 +234,9 @@ class Clock:
         self.spans.append(Span(index, on, start, end))
         return end
 
+    def _from(self, step: Step, start: float) -> float:
+        return max(start, self.period_starts[-1]) if step.iteration else start
+
     def _way(self, step: Compute, op: Op) -> tuple[float, int, tuple[int, ...], Mapping[int, str]]:
         """How long the op takes, its workspace, and what it reads in which forms."""
         if not step.variant:
@@ -253,7 +257,7 @@ class Clock:
         link = self._links[src, dst]
         where = self._before if step.iteration and not self._lasting[storage] else self._now
         source = where[storage, held_as(src, step.src_form)]
-        start = max(self.lanes[self._issuer[src, dst]], source.ready)
+        start = self._from(step, max(self.lanes[self._issuer[src, dst]], source.ready))
         for lane in link.lanes:
             if self.lanes[lane] > start:
                 start = self.lanes[lane]
@@ -280,7 +284,7 @@ class Clock:
         assert on is not None  # the judge has seen it
         where = self._before if step.iteration and not self._lasting[step.storage] else self._now
         source = where[step.storage, held_as(step.src, step.src_form)]
-        start, target = self._make_target(step, index, where, max(self.lanes[on], source.ready))
+        start, target = self._make_target(step, index, where, self._from(step, max(self.lanes[on], source.ready)))
         end = start + self.problem.coding_seconds(step.storage, step.src_form, step.dst_form, on)
         self.lanes[on] = end
         self.spans.append(Span(index, on, start, end))
