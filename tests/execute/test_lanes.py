@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 
 import pytest
 
 from tierwise.errors import CopyFault
-from tierwise.execute.lanes import Lane, Signal, all_of, settled
+from tierwise.execute.lanes import TURN_SECONDS, Lane, Signal, Turns, all_of, settled
 
 
 @pytest.fixture
@@ -93,3 +94,16 @@ def test_a_lane_that_is_forgotten_ends_its_threads():
     for thread in threads:
         thread.join(timeout=5)
         assert not thread.is_alive()
+
+
+def test_turns_are_shorter_while_they_have_to_be():
+    before = sys.getswitchinterval()
+    turns = Turns()
+    assert sys.getswitchinterval() == pytest.approx(min(before, TURN_SECONDS))
+    turns.close()
+    assert sys.getswitchinterval() == before
+    turns = Turns()
+    sys.setswitchinterval(0.25)  # somebody else's wish
+    turns.close()
+    assert sys.getswitchinterval() == 0.25
+    sys.setswitchinterval(before)

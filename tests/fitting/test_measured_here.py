@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from fitting.test_states import batch, model_and_optimizer
 from fitting.training import fitting
 
 from tierwise import machines
 from tierwise.execute.states.passes import HostRate
 from tierwise.fitting import fitted, measured_here
+from tierwise.ir import Phase
 from tierwise.profile.links import Affine
 
 
@@ -36,6 +38,22 @@ def test_the_disk_is_the_one_that_was_named(tmp_path, monkeypatch):
 def test_a_disk_that_cannot_be_written_is_somebody_elses_trouble(tmp_path):
     shipped = machines.load("h200")
     assert measured_here.with_disk(shipped, tmp_path / "missing") == shipped
+
+
+def test_updates_of_the_whole_model_take_what_an_element_was_measured_to_take(monkeypatch):
+    monkeypatch.setattr(measured_here, "UPDATED_ELEMENTS", 1 << 12)
+    model, optimizer = model_and_optimizer()
+    with fitting(model, optimizer=optimizer, budget="1200KiB") as found:
+        found.prepare((), batch(0))
+        (menu,) = (prepared.menu for prepared in found._menus.values())
+    card = torch.device("cpu")
+    each = measured_here._update_seconds(optimizer, torch.float32, card)
+    assert each > 0 and measured_here._update_seconds(optimizer, torch.float32, card) == each  # remembered
+    after = measured_here.with_card(menu, optimizer, card)
+    updates = [(op.id, "gpu") for op in menu.problem.graph.ops if op.phase is Phase.UPDATE]
+    assert sum(after.problem.costs.op_seconds[op] for op in updates) == pytest.approx(each * sum(p.numel() for p in model.parameters()))
+    others = menu.problem.costs.op_seconds.keys() - {*updates}
+    assert all(after.problem.costs.op_seconds[op] == menu.problem.costs.op_seconds[op] for op in others)
 
 
 def test_the_host_is_measured_once(monkeypatch):

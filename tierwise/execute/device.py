@@ -287,6 +287,17 @@ class CudaDevice(Device):
             torch.ones(1, device=self.torch_device).add_(1)
 
 
+def waited_here(events: Iterable[Event]) -> tuple[Event, ...]:
+    """This thread waits for what only a thread can wait for; the rest is left to the stream that copies or computes, and the thread goes on."""
+    left = []
+    for event in events:
+        if isinstance(event, CudaEvent):
+            left.append(event)
+        else:
+            event.wait()
+    return tuple(left)
+
+
 def _come_after(stream: torch.cuda.Stream, event: Event) -> None:
     if isinstance(event, CudaEvent):
         stream.wait_event(event.raw)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import queue
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -115,6 +116,23 @@ def already() -> Signal:
     signal = Signal()
     signal.fire()
     return signal
+
+
+TURN_SECONDS = 5e-4
+
+
+class Turns:
+    """While it is open, threads take turns in Python more often than every 5 ms: a lane whose copy or update is done would wait for a loop that
+    launches kernels all the time, and the link or the processors with it."""
+
+    def __init__(self) -> None:
+        self._before = sys.getswitchinterval()
+        sys.setswitchinterval(min(self._before, TURN_SECONDS))
+        self._ours = sys.getswitchinterval()
+
+    def close(self) -> None:
+        if sys.getswitchinterval() == self._ours:  # unless somebody else has set it meanwhile
+            sys.setswitchinterval(self._before)
 
 
 _Task = tuple[Callable[[], object], tuple[Event, ...], Signal]

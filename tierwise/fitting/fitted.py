@@ -24,6 +24,7 @@ from ..execute.passes import RegionPlan
 from ..execute.session import Plans, Session
 from ..execute.states.gradients import Gradient
 from ..execute.states.torch_compat import without_torch_function
+from ..execute.states.torchs import is_piecewise
 from ..ir import Machine, Menu, Placement, Program, Timeline, check_schedule, peak_bytes
 from ..ir.program import MIN_SENT_BYTES
 from ..lower import Image, image, keeping_everything, with_budget
@@ -36,7 +37,7 @@ from .homes import homes_of
 from .keys import has_gradients, key_of, needs_backward
 from .lasting import Lasting, words_of
 from .losses import adopt_losses, give_back_losses
-from .measured_here import host_rate, with_host
+from .measured_here import host_rate, with_card, with_host
 from .menus import PreparedMenu, RegionCode, as_keywords, prepare_menu
 from .meter import Meter
 from .plan import Plan
@@ -277,6 +278,9 @@ class Fitted:
                 at_hand=self.lasting.at_hand,
                 progress=self._progress,
             )
+        card = self.device.torch_device
+        if self._learns and card.type == "cuda" and self.settings.masters is None and self.optimizer is not None and is_piecewise(self.optimizer):
+            found = replace(found, menu=with_card(found.menu, self.optimizer, card))
         graph, placed = found.menu.problem.graph, self.lasting.placements
         if has_gradients(self._parameters) and placed is None:  # they are in the way of whoever wants to move
             return found
@@ -352,9 +356,14 @@ class Fitted:
             kept=_kept(prepared, program.calls),
         )
 
+    @property
+    def _learns(self) -> bool:
+        """Whether costs are those of this machine."""
+        return not self._machine_is_given and self.device.torch_device.type in LEARNS_ON
+
     def _with_host(self, menu: Menu) -> Menu:
         """With updates on the CPU as fast as they are here, if any may run there and not everything fits on the device anyway."""
-        if self._machine_is_given or self.device.torch_device.type not in LEARNS_ON:
+        if not self._learns:
             return menu
         if not any(home.update == "cpu" for homes in menu.homes.values() for home in homes):
             return menu

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from ..execute.states.passes import HostRate, best_host
-from ..ir import Machine, Menu
+from ..execute.states.torchs import shadow_of
+from ..ir import Machine, Menu, Phase
 from ..profile.cache import TimingCache, cache_folder
 from ..profile.links import Affine, measure_device_link, measure_disk
+from ..profile.sustained import sustained
+from .homes import MOVABLE
 
 COPIES = tuple(1 << power for power in (20, 23, 26))  # enough for a rate; little memory is locked for it
 UPDATED_ELEMENTS = 1 << 24  # half a GB: past every cache
@@ -69,6 +73,43 @@ def host_rate() -> HostRate:
         remembered.save()
     threads, rate, *cpus = remembered[key]
     return HostRate(int(threads), tuple(map(int, cpus)) or None, rate)
+
+
+def with_card(menu: Menu, optimizer: torch.optim.Optimizer, card: torch.device) -> Menu:
+    """The menu with the optimizer's updates on the card as fast as they are there. Torch's kernels are far from what a roofline promises."""
+    graph, device = menu.problem.graph, menu.problem.machine.device.name
+    dtype = Counter({kind: sum(p.numel() for group in optimizer.param_groups for p in group["params"] if p.dtype is kind) for kind in MOVABLE})
+    kind, elements = dtype.most_common(1)[0]
+    updates = [(op.id, device) for op in graph.ops if op.phase is Phase.UPDATE and (op.id, device) in menu.problem.costs.op_seconds]
+    promised = sum(menu.problem.costs.op_seconds[update] for update in updates)
+    found = _update_seconds(optimizer, kind, card) if elements and promised else None
+    if found is None:
+        return menu
+    factor = found * dtype.total() / promised
+    seconds = {**menu.problem.costs.op_seconds, **{update: factor * menu.problem.costs.op_seconds[update] for update in updates}}
+    return replace(menu, problem=replace(menu.problem, costs=replace(menu.problem.costs, op_seconds=seconds)))
+
+
+def _update_seconds(optimizer: torch.optim.Optimizer, dtype: torch.dtype, card: torch.device) -> float | None:
+    """For each element; None where there is no memory left to measure it with."""
+    settings = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
+    remembered = TimingCache(cache_folder() / "here.json")
+    how = {name: settings.get(name) for name in ("fused", "foreach", "amsgrad", "momentum")}
+    name = torch.cuda.get_device_name(card) if card.type == "cuda" else platform.node()
+    key = f"updates|{name}|{type(optimizer).__name__} {how} of {dtype}|{torch.__version__}"
+    if key not in remembered:
+        try:
+            piece = torch.empty(UPDATED_ELEMENTS, dtype=dtype, device=card).normal_(std=0.02)
+            piece.grad = torch.randn_like(piece)
+            shadow = shadow_of(optimizer, [{**settings, "params": [piece]}], defaultdict(dict))
+            remembered[key] = (sustained((shadow.step,), card, settle=False)[0].device_seconds / UPDATED_ELEMENTS,)
+        except torch.OutOfMemoryError:
+            return None
+        finally:
+            piece = shadow = None  # type: ignore[assignment]
+            torch.cuda.empty_cache()
+        remembered.save()
+    return remembered[key][0]
 
 
 def _processors() -> set[int]:

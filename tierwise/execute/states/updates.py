@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from ..device import CudaDevice, Device, Direction
+from ..device import CudaDevice, Device, Direction, waited_here
 from ..host_pool import HostPool
-from ..lanes import Event, Lane, Signal, already
+from ..lanes import Event, Lane, Signal, Turns, already
 from .arithmetic import Arithmetic, Piece
 from .beside import Beside
 from .gradients import Factor, Held, HostGradients
@@ -125,6 +125,7 @@ class Updates:
         for place in ("cpu", "streamed"):
             if place in places:
                 self._lanes[place] = Lane(f"{place} update")
+        self._turns = Turns() if self._lanes else None
         sizes = ring_bytes(stored)
         for name, (nbytes, count) in sizes.items():
             assert pool is not None
@@ -171,6 +172,8 @@ class Updates:
     def close(self) -> None:
         for lane in self._lanes.values():
             lane.close()
+        if self._turns is not None:
+            self._turns.close()
         for ring in self._rings.values():
             ring.close()
         self._lanes.clear()
@@ -270,12 +273,11 @@ class Updates:
     def _streamed(self, home: Stored, job: Job) -> Event:
         assert home.chunks is not None and self.staging is not None
         last: Event = already()
-        for event in job.arrivals:
-            event.wait()  # here and not on the copy lane: the host's work on a gradient may stand behind updates that wait for that lane
+        arrivals = waited_here(job.arrivals)  # not on the copy lane: the host's work on a gradient may stand behind updates that wait for that lane
         leaving: tuple[int, Event] | None = None
         for index, chunk, parts in self._walk(home, job):
             number = self.staging.next()
-            self.staging.free[number].wait()  # not more on the link than the buffers hold: others want it too
+            waited_here((self.staging.free[number],))  # a lane that waits for a buffer would keep the link from others
             layout = _Staged(home, chunk, self.staging.buffers[number])
             _, after = home.chunks.take(index)
             come = copy_block(
@@ -286,7 +288,7 @@ class Updates:
                 assert home.gradients is not None
                 size = home.unit.dtype.itemsize
                 span = slice(chunk.start * size, chunk.stop * size)
-                come = copy_block(self.copier, Direction.IN, home.gradients.block, span, layout.gradient_bytes, after=(come,))
+                come = copy_block(self.copier, Direction.IN, home.gradients.block, span, layout.gradient_bytes, after=(come, *arrivals))
             if home.parameters is not None:
                 _, after = home.parameters.take(index)
             if home.parameters is not None and not _makes_all(home, chunk, parts):
