@@ -154,6 +154,7 @@ def _peer(case: str, peer: str, steps: int) -> None:
 
     training = _Training(case)
     compiled = not peer.startswith("eager")
+    torch._dynamo.config.recompile_limit = 64  # a net with many kinds of block shall not fall back to eager behind the eighth
     offload = _InputOffload()
     for index, block in enumerate(training.blocks):
         forward = torch.compile(block.forward) if compiled else block.forward
