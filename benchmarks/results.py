@@ -6,7 +6,7 @@ A result is one file, results/<machine>/<date>-<case>.json; <machine> is "simula
      rows: [{case, way, budget_bytes, peak_bytes, seconds, ratio, predicted_seconds, predicted_peak_bytes, ...}]}
 
 `ratio` is seconds against the row of the way named by `baseline`, of the same case in the same file; a field without a meaning is null; a row may
-have more fields. Rates and the like, which compare nothing, have `columns` and rows of values instead.
+have more fields. A `note` is what a reader must know of a run. Rates and the like, which compare nothing, have `columns` and rows of values instead.
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ def page(here: Path = HERE) -> str:
         parts.append(
             f"\n## {case} on {machine}\n\n{_about(case)}\n\n{with_what}, {result['date']}, commit {result['commit']}: `{result['command']}`\n"
         )
+        parts += [f"Note: {result['note']}.\n"] if "note" in result else []
         parts += _table(result["columns"], result["rows"]) if "columns" in result else _comparison(result["rows"])
     return "\n".join(parts) + "\n"
 

@@ -17,7 +17,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.processes import Process
@@ -42,10 +42,12 @@ WARM_UPS, STEPS = 3, 8
 SETTLED = 20  # warm steps of ours: until then a plan may be made again with what was measured
 
 
-def run(case: str) -> list[dict[str, Any]]:
+def run(case: str) -> Iterator[dict[str, Any]]:
     rows = []
     for peer in CASES[case]["peers"]:
-        rows += _process(["--peer", case, peer])
+        for row in _process(["--peer", case, peer]):
+            rows.append(row)
+            yield row
     kept = next((row["peak_bytes"] for row in rows if row["way"] == BASELINE), None)
     checkpointed = next((row["peak_bytes"] for row in rows if row["way"] == "blocks compiled, checkpoint"), None)
     budgets = []
@@ -56,19 +58,19 @@ def run(case: str) -> list[dict[str, Any]]:
             budgets.append(str(int(float(budget) * kept)))
         elif not budget.startswith("0."):
             budgets.append(budget)
-    return rows + _process(["--one", case, *budgets])
+    yield from _process(["--one", case, *budgets])
 
 
-def _process(arguments: list[str]) -> list[dict[str, Any]]:
+def _process(arguments: list[str]) -> Iterator[dict[str, Any]]:
     """Each way in a process of its own; ours share one, as a user's second fit does."""
     process = Process([sys.executable, "-m", "benchmarks.cases.activations", *arguments], "ROW")
-    rows = []
+    found = False
     for row in process:
-        rows.append(row)
+        found = True
         print({name: value for name, value in row.items() if name != "plan"}, flush=True)
-    if not rows or process.code:
+        yield row
+    if not found or process.code:
         print(arguments, process.code, process.talk[-2000:], file=sys.stderr, flush=True)
-    return rows
 
 
 # -- in a process of its own ------------------------------------------------------------------------------------------------------------
