@@ -131,8 +131,8 @@ def test_updates_that_run_elsewhere_say_nothing_about_what_is_between_regions():
 
 
 def test_calls_that_wait_for_updates_elsewhere_say_that_these_are_slow():
-    """State is placed; each call in forward begins a second later than planned, so all of that is lost. What is between regions is as it was, and
-    the same program is now predicted to be late."""
+    """State is placed; each call in forward begins a millisecond later than planned, and all of that is lost. What is between regions is as it
+    was, and the same program is now predicted to be as late."""
     model, optimizer = model_and_optimizer()
     with fitting(model, optimizer=optimizer, budget="1200KiB") as found:
         plan = found.prepare((), batch(0))
@@ -146,15 +146,16 @@ def test_calls_that_wait_for_updates_elsewhere_say_that_these_are_slow():
             and graph.ops[steps[span.step].op].phase is Phase.FORWARD
             and graph.calls[graph.ops[steps[span.step].op].region].module in plan.program.states
         ]
-        spans = [s._replace(start=s.start + sum(w <= s.step for w in waiting), end=s.end + sum(w <= s.step for w in waiting)) for s in measured.spans]
-        late = replace(measured, spans=tuple(spans), seconds=measured.seconds + len(waiting))
+        behind = {span.step: 0.001 * sum(number <= span.step for number in waiting) for span in measured.spans}
+        spans = [span._replace(start=span.start + behind[span.step], end=span.end + behind[span.step]) for span in measured.spans]
+        late = replace(measured, spans=tuple(spans), seconds=measured.seconds + 0.001 * len(waiting))
         menu = corrected(plan, late, late.seconds)
         again = image(menu, plan.program)
     before, after = plan.menu.problem.costs.op_seconds, menu.problem.costs.op_seconds
     assert waiting and moved
     assert all(after[op.id, "gpu"] == pytest.approx(before[op.id, "gpu"], rel=0.05) for op in plan.menu.problem.graph.ops)
-    assert all(after[op, "cpu"] > 100 * before[op, "cpu"] for op in moved)
-    assert simulate(again.problem, again.schedule).seconds > 0.5 * len(waiting)
+    assert all(after[op, "cpu"] > 2 * before[op, "cpu"] for op in moved)
+    assert simulate(again.problem, again.schedule).seconds == pytest.approx(late.seconds, rel=0.05)
 
 
 def test_a_call_that_waited_does_not_count():

@@ -1,4 +1,4 @@
-"""Placements from three numbers, worked by hand: four units of ten bytes of state, two of parameters and two of gradients."""
+"""Placements from four numbers, worked by hand: four units of ten bytes of state, two of parameters and two of gradients."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ def test_state_leaves_from_the_end_and_every_other_update_is_streamed():
 def test_parameters_leave_first_where_the_cpu_updates_them():
     assert splits().states(Split(4, 1, 0.5)) == {"a": CPU, "b": STREAMED, "c": CPU_AWAY, "d": STREAMED}
     assert splits().states(Split(4, 3, 0.5)) == {"a": CPU_AWAY, "b": STREAMED, "c": CPU_AWAY, "d": STREAMED_AWAY}
+
+
+def test_gradients_wait_on_the_device_for_the_first_updates_that_come_there():
+    held = Placement("host", "streamed", "device", "device")
+    found = splits(options=(ON_DEVICE, CPU, held, STREAMED))
+    assert found.states(Split(4, 0, 1.0, held=0.5)) == {"a": held, "b": held, "c": STREAMED, "d": STREAMED}
+    assert found.states(Split(4, 0, 0.5, held=1.0)) == {"a": CPU, "b": held, "c": CPU, "d": held}
 
 
 def test_who_has_one_way_goes_that_way():

@@ -12,13 +12,16 @@ from dataclasses import replace
 from statistics import mean, median
 
 from ..ir import Choice, Compute, Copy, Machine, Menu, Phase, Problem, Timeline
+from ..lower import image
 from ..lower.states import BESIDE, moved_updates, streaming_seconds
+from ..simulate import simulate
 from .plan import Plan
 
 OFF = 0.05  # of the predicted time of a step: what a prediction may be off by
 MOST_CORRECTIONS = 2
 WARM_STEPS = 2  # of a plan: by then everything is compiled and warm
 TIMED_STEPS = 3  # the middle one of these is what a step takes
+MOST_TIMES_SLOWER, HALVINGS = 64.0, 8  # updates than planned; of that range, until a factor is known to 2%
 LEAST_COPY_BYTES = 1 << 20  # smaller ones say more about the latency of a link than about its rate
 
 
@@ -47,7 +50,8 @@ def corrected(plan: Plan, measured: Timeline, seconds: float) -> Menu:
     machine = _with_rates(menu.problem.machine, {way: median(found) for way, found in rates.items()})
     late = _late_seconds(plan, measured)
     problem = _between(replace(menu.problem, machine=machine), plan, seconds - within - late)
-    return replace(menu, choices=choices, problem=_with_slower_updates(problem, plan, late))
+    found = replace(menu, choices=choices, problem=problem)
+    return _with_late_updates(found, plan, seconds) if late > 0 else found
 
 
 def _late_seconds(plan: Plan, measured: Timeline) -> float:
@@ -73,21 +77,25 @@ def _pauses(plan: Plan, timeline: Timeline, modules: set[str]) -> dict[int, floa
     return found
 
 
-def _with_slower_updates(problem: Problem, plan: Plan, late_seconds: float) -> Problem:
-    """Updates elsewhere as slow as they must have been to be so late."""
-    graph, device = problem.graph, problem.machine.device.name
-    ran = [span for span in plan.predicted.spans if span.lane != device and isinstance(plan.image.schedule.steps[span.step], Compute)]
-    window = max((span.end for span in ran), default=0.0) - min((span.start for span in ran), default=0.0)
-    if late_seconds <= 0 or window <= 0:
-        return problem
-    factor = 1 + late_seconds / window
+def _with_late_updates(menu: Menu, plan: Plan, seconds: float) -> Menu:
+    """Updates elsewhere as slow as they must be for a step by this plan to take so long."""
+    slow, slower = 1.0, MOST_TIMES_SLOWER
+    for _ in range(HALVINGS):
+        middle = (slow * slower) ** 0.5
+        made = image(_with_slower_updates(menu, middle), plan.program)
+        slow, slower = (middle, slower) if simulate(made.problem, made.schedule).seconds < seconds else (slow, middle)
+    return _with_slower_updates(menu, slow)
+
+
+def _with_slower_updates(menu: Menu, factor: float) -> Menu:
+    problem, device = menu.problem, menu.problem.machine.device.name
     seconds = dict(problem.costs.op_seconds)
-    for op in graph.ops:
+    for op in problem.graph.ops:
         if op.phase is Phase.UPDATE and (op.id, device) in seconds:
             seconds[op.id, BESIDE] = factor * max(seconds.get((op.id, BESIDE), 0.0), streaming_seconds(problem, op))
             if (op.id, "cpu") in seconds:
                 seconds[op.id, "cpu"] *= factor
-    return replace(problem, costs=replace(problem.costs, op_seconds=seconds))
+    return replace(menu, problem=replace(problem, costs=replace(problem.costs, op_seconds=seconds)))
 
 
 def _between(problem: Problem, plan: Plan, measured_seconds: float) -> Problem:

@@ -64,14 +64,14 @@ def _placements(trained: bool, alone: bool, pieces: bool, on_cpu: bool, update: 
     homes = ("device", *(("host",) if alone else ()))
     if not trained:
         return tuple(Placement(parameters=home) for home in homes)
-    # What is updated after backward waits for that in host memory: on the device it would weigh as much as the parameters.
+    # What is updated after backward can wait for that in host memory: on the device all of it weighs as much as the parameters.
     waits = "host" if update == "after" else "device"
     found = [ON_DEVICE]
     for home in homes:
         if on_cpu:
             found.append(Placement("host", "cpu", home, "host"))
         if pieces:
-            found.append(Placement("host", "streamed", home, waits))
+            found += [Placement("host", "streamed", home, gradients) for gradients in dict.fromkeys(("device", waits))]
             if disk:
                 found.append(Placement("nvme", "cpu", home, "host") if on_cpu else Placement("nvme", "streamed", home, waits))
     if pieces and disk and alone:

@@ -1,10 +1,10 @@
 """Activations and lasting state in one budget: which regions' state leaves the device, where it is updated, and what is left for activations.
 
 State leaves from the end of the model on: the next forward needs the first layers first, so theirs is updated soonest, on the device. How many
-regions, how many of them without their parameters, and how their updates are shared between the cpu and the link are three numbers. A linear program
-of a few lines (bound.py) puts hundreds of them in order in half a second; the first of them are tried out: `choose` plans activations in what is
-left, and the whole program is judged and simulated. Then what is near the best is. Two resources decide: a cpu that updates, and a link that
-carries gradients and parameters besides activations.
+regions, how many of them without their parameters, how their updates are shared between the cpu and the link, and for how many of those that come to
+the device gradients wait there, are four numbers. A linear program of a few lines (bound.py) puts hundreds of them in order in half
+a second; the first of them are tried out: `choose` plans activations in what is left, and the whole program is judged and simulated. Then what is
+near the best is. Two resources decide: a cpu that updates, and a link that carries gradients and parameters besides activations.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ CORRECTIONS = 3  # times that the room for activations is made smaller when a wh
 GOOD_ENOUGH = 1.01  # of the time that keeping everything takes: nothing that moves state can gain more than the rest
 LITTLE = 0.05  # of the budget: lasting state of less than this is not worth moving where activations alone fit
 WORTH_IT = 0.95  # moving state must gain this much over leaving it: it takes host memory, and predictions are better for what stays
+CLEARLY = 0.99  # of another plan's time
 LEAST_OF_THE_LINK = 0.02  # of its rate, where updates have it for themselves
 BOTH = (False, True)  # activations stay or are made again; or some are sent, too
 
@@ -88,6 +89,7 @@ class _Search:
         self.host_bytes = menu.problem.machine.capacity("dram")
         self.splits = Splits(menu, units, self.lacks)
         self.busy = shared(menu.problem, {"cpu", BESIDE})  # the machine while both update
+        self.may_hold = update == "after" and any((h.update, h.gradients) == ("streamed", "device") for homes in menu.homes.values() for h in homes)
         self.balance = self._balance()
 
     def _balance(self) -> float:
@@ -95,7 +97,8 @@ class _Search:
         machine, seconds = self.busy.machine, self.busy.costs.op_seconds
         updates = [op for unit in self.units for op in unit.updates]
         on_cpu = sum(seconds.get((op, "cpu"), 0.0) for op in updates)
-        on_link = sum(machine.copy_seconds(unit.state_bytes + unit.gradient_bytes, "dram", self.menu.problem.device_tier) for unit in self.units)
+        coming = [unit.state_bytes + unit.gradient_bytes * (self.update == "after" and not self.may_hold) for unit in self.units]
+        on_link = sum(machine.copy_seconds(nbytes, "dram", self.menu.problem.device_tier) for nbytes in coming)
         return on_cpu / (on_cpu + on_link) if on_cpu + on_link else 0.0
 
     def run(self) -> Chosen:
@@ -111,10 +114,11 @@ class _Search:
             return alone
         promising = self._promising()
         for split in promising:
-            self._try(split, (False,))
+            if self._try(split, (False,)) is None and split.held:
+                self._try(replace(split, held=0.0), (False,))
         if self._best() is None:
             for split in promising:
-                self._try(split, (True,))
+                self._try(replace(split, held=0.0), (True,))
         for streamed in (self.balance, 0.0):  # what passes through the device takes room there, too
             if self._best() is None:
                 self._try(Split(count, 0, streamed))
@@ -144,7 +148,7 @@ class _Search:
                 for streamed in sorted(shares):
                     away = state / count
                     seconds = line.with_shares(away * (1 - streamed), away * streamed, parameters / count)
-                    found.append((seconds, len(found), Split(state, parameters, streamed)))
+                    found.append((seconds, len(found), Split(state, parameters, streamed, float(self.may_hold))))
         ordered = [split for seconds, _, split in sorted(found) if seconds < float("inf")]
         # Not ten that are all but one: of each pair of numbers of regions the best share. And parameters that come and go hold compute up in more
         # ways than these lines know, so they come second.
@@ -199,6 +203,7 @@ class _Search:
                     replace(split, state=state, parameters=min(split.parameters, state)),
                     replace(split, parameters=parameters),
                     replace(split, streamed=streamed),
+                    *(replace(split, held=held) for held in HALVES if self.may_hold),
                 ):
                     if self._try(near, (sends,)) is None and not sends:  # too large without
                         self._try(near, (True,))
@@ -215,9 +220,9 @@ class _Search:
         return found[0]
 
     def _sends(self, split: Split) -> bool:
-        """Whether what was found for it is better with activations that are sent."""
+        """Whether what was found for it is clearly better with activations that are sent; such plans take longer to make."""
         stays, sent = (self.tried.get((split, sends)) for sends in BOTH)
-        return sent is not None and (stays is None or sent.seconds < stays.seconds)
+        return sent is not None and (stays is None or sent.seconds < CLEARLY * stays.seconds)
 
     def _best(self) -> tuple[Split, Chosen] | None:
         found = [(chosen.seconds, number, split, chosen) for number, ((split, _), chosen) in enumerate(self.tried.items()) if chosen is not None]
@@ -258,7 +263,7 @@ class _Search:
     def _with(self, states: Mapping[str, Placement], passing_bytes: int, tiers: Sequence[str], images: int = FEW_IMAGES) -> Chosen | None:
         """Activations planned in what these states leave of the budget, with so much held all the time by whoever runs updates."""
         self.on_trial()
-        light = lighter(self.menu, states)
+        light = lighter(self.menu, states, self.update)
         if tiers and states:
             light = replace(light, problem=self._with_what_is_left_of_the_link(light.problem, states))
         budget = self.menu.problem.budget_bytes - passing_bytes
@@ -292,19 +297,27 @@ class _Search:
 
     def _with_what_is_left_of_the_link(self, problem: Problem, states: Mapping[str, Placement]) -> Problem:
         """Activations leave in forward and come back in backward. Updates after backward have the way out in forward, those in backward the way
-        in, and parameters that live elsewhere come in both: what they carry is taken off the rate."""
+        in, and parameters that live elsewhere come in both: what they carry is taken off the rate. A forward or backward that waits for updates
+        lasts as long as they do."""
         machine, device = self.busy.machine, problem.device_tier
-        seconds = dict.fromkeys(Phase, 0.0)
+        out, into = (device, "dram"), ("dram", device)
+        during = {out: 0.0, into: 0.0}
         for op in problem.graph.ops:
-            seconds[op.phase] += problem.costs.op_seconds.get((op.id, machine.device.name), 0.0)
+            if op.phase in (Phase.FORWARD, Phase.BACKWARD):
+                during[out if op.phase is Phase.FORWARD else into] += problem.costs.op_seconds.get((op.id, machine.device.name), 0.0)
         placed = [(unit, states[unit.path]) for unit in self.units if unit.path in states]
         state = sum(unit.state_bytes for unit, place in placed if place.update == "streamed")
+        coming = sum(unit.gradient_bytes for unit, place in placed if place.update == "streamed" and place.gradients == "host")
+        coming += sum(unit.parameter_bytes for unit, place in placed if place.update == "cpu" and place.parameters == "device")
         parameters = sum(unit.parameter_bytes for unit, place in placed if place.parameters != "device")
+        on_cpu = sum(self.busy.costs.op_seconds.get((op, "cpu"), 0.0) for unit, place in placed if place.update == "cpu" for op in unit.updates)
         after = self.update == "after"
-        carried = {(device, "dram"): state if after else 0, ("dram", device): parameters + (0 if after else state)}
-        during = {(device, "dram"): seconds[Phase.FORWARD], ("dram", device): seconds[Phase.BACKWARD]}
-        busy = {way: nbytes / machine.link(*way).bytes_per_second / max(during[way], 1e-9) for way, nbytes in carried.items()}
-        left = {way: max(LEAST_OF_THE_LINK, 1 - share) for way, share in busy.items()}
+        carried = {out: state if after else 0, into: parameters + (0 if after else state)}
+        lasts = max(on_cpu, (state + coming) / machine.link(*into).bytes_per_second)
+        left = {}
+        for way, waits in ((out, after), (into, not after)):
+            free = max(during[way], lasts if waits else 0.0) - carried[way] / machine.link(*way).bytes_per_second
+            left[way] = min(1.0, max(LEAST_OF_THE_LINK, free / max(during[way], 1e-9)))
         return replace(problem, machine=problem.machine.with_rates(lambda link, _, rate: rate * left.get((link.src, link.dst), 1.0)))
 
     def _passing_bytes(self, light: Menu, states: Mapping[str, Placement]) -> int:

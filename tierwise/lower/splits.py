@@ -1,5 +1,5 @@
-"""Where lasting state is, by three numbers: how many regions' state leaves the device, how many of these leave their parameters, too, and which share
-of their updates passes through the device."""
+"""Where lasting state is, by four numbers: how many regions' state leaves the device, how many of these leave their parameters, too, which share of
+their updates passes through the device, and for which share of these gradients wait there."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class Split:
     state: int = 0
     parameters: int = 0
     streamed: float = 0.0  # share of the updates that are away
+    held: float = 0.0  # share of these whose gradients wait for them on the device, if they may: the first ones, whose gradients come last
 
 
 class Splits:
@@ -40,11 +41,14 @@ class Splits:
         streams = self._streaming(split)
         # Parameters that the cpu updates are in host memory anyway; those of streamed updates would take the link once more.
         away = {*sorted(leaving, key=lambda place: (streams[place], -place))[: split.parameters]}
+        passing = [place for place in leaving if streams[place]]
+        held = {*passing[: round(split.held * len(passing))]}
         for place in leaving:
             unit = self.units[place]
             options = self.menu.homes[unit.path]
             updates = ("streamed", "cpu") if streams[place] else ("cpu", "streamed")
-            chosen = self._fitting(options, updates, ("host", "nvme") if place in away else ("device",), unit, room)
+            waits = ("device", "host") if place in held else ("host", "device")
+            chosen = self._fitting(options, updates, ("host", "nvme") if place in away else ("device",), waits, unit, room)
             stays = chosen is None or (chosen == ON_DEVICE and any(option.update != "device" for option in options))
             if stays:  # it was to leave
                 self.lacks["dram"] = sum(other.state_bytes + other.gradient_bytes for other in self.units)
@@ -68,7 +72,7 @@ class Splits:
 
     @staticmethod
     def _fitting(
-        options: Sequence[Placement], updates: Sequence[str], parameters: Sequence[str], unit: StateUnit, room: dict[str, int]
+        options: Sequence[Placement], updates: Sequence[str], parameters: Sequence[str], waits: Sequence[str], unit: StateUnit, room: dict[str, int]
     ) -> Placement | None:
         """The first that has room: as wanted, with the state in host memory before the disk, then anything that is away, then the device."""
         order = [
@@ -76,8 +80,9 @@ class Splits:
             for home in dict.fromkeys((*parameters, "device"))
             for update in updates
             for state in ("host", "nvme")
+            for gradients in waits
             for option in options
-            if (option.update, option.state, option.parameters) == (update, state, home)
+            if (option.update, option.state, option.parameters, option.gradients) == (update, state, home, gradients)
         ]
         order += [option for option in options if option not in order and option.parameters in parameters]
         order += [option for option in options if option == ON_DEVICE]
@@ -85,7 +90,7 @@ class Splits:
             taken = {"host": 0, "nvme": 0}
             if option.update != "device":
                 taken[option.state] += unit.state_bytes
-                taken["host"] += unit.gradient_bytes
+                taken["host"] += unit.gradient_bytes * (option.gradients == "host")
                 if option.update == "cpu":
                     taken["host"] += unit.parameter_bytes  # what the update makes, until the device has it
             if option.parameters in taken:

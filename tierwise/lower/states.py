@@ -142,16 +142,20 @@ def _away(place: Placement, problem: Problem) -> Away:
     )
 
 
-def lighter(menu: Menu, states: Mapping[str, Placement]) -> Menu:
-    """The step as far as activations are concerned: what lives elsewhere weighs nothing, and updates that take nothing from the device are gone.
+def lighter(menu: Menu, states: Mapping[str, Placement], update: str = "after") -> Menu:
+    """The step as far as activations are concerned: what lives elsewhere weighs nothing, and updates that take nothing from the device are gone. Of
+    updates after backward for which gradients wait on the device this waiting is left.
 
     What passes through the device on the way (parameters of the regions that run, state that is updated there) is not in it.
     """
     graph = menu.problem.graph
     gone: set[int] = set()
+    waiting: set[int] = set()
     weightless: set[int] = set()
     for unit in state_units(graph, states):
         place = states[unit.path]
+        if update == "after" and place.update == "streamed" and place.gradients == "device":
+            waiting.update(unit.updates)
         if place.parameters != "device":
             weightless.update(unit.parameters)
         if place.update != "device":
@@ -159,13 +163,19 @@ def lighter(menu: Menu, states: Mapping[str, Placement]) -> Menu:
             weightless.update(s for op in unit.updates for s in graph.ops[op].mutates if graph.storages[s].role is Role.OPTIMIZER_STATE)
     if not gone and not weightless:
         return menu
-    left = [op for op in graph.ops if op.id not in gone]
+    left = [_waiting(graph, op) if op.id in waiting else op for op in graph.ops if op.id not in gone - waiting]
     touched = {storage for op in left for storage in op.reads + op.writes + op.mutates}
     storages = [_without_weight(s, s.id in touched) if s.id in weightless else s for s in graph.storages]
     found, _ = renumber(left, storages, graph)
     place_of = {op.id: place for place, op in enumerate(left)}
-    seconds = {(place_of[op], processor): cost for (op, processor), cost in menu.problem.costs.op_seconds.items() if op in place_of}
+    costs = menu.problem.costs.op_seconds
+    seconds = {(place_of[op], processor): 0.0 if op in waiting else cost for (op, processor), cost in costs.items() if op in place_of}
     return replace(menu, problem=replace(menu.problem, graph=found, costs=Costs(seconds)), homes={})
+
+
+def _waiting(graph: Graph, op: Op) -> Op:
+    """An update that does nothing but have its gradients there."""
+    return replace(op, reads=tuple(s for s in op.reads if not graph.storages[s].lasting), writes=(), mutates=(), workspace_bytes=0)
 
 
 def _without_weight(storage: Storage, is_touched: bool) -> Storage:

@@ -16,6 +16,8 @@ from itertools import pairwise
 
 from ..ir import Compute, Copy, Free, Op, Phase, Problem, Role, Schedule, Step
 
+LEAD = 4  # updates: so many earlier than it is needed stands one in the list, since copies start after the compute before them
+
 
 @dataclass(frozen=True, slots=True)
 class Away:
@@ -139,11 +141,10 @@ class _Away:
                 arrived.setdefault(self._complete_at(self.graph.ops[op]), []).append(op)
             self._as_they_arrive(arrived)
         elif when == "after":
-            updates = self._pipelined(order, -1)  # first in the list: nothing on the device has to be over for them
+            self._before_they_are_needed(order)
         else:
-            updates = self._pipelined(order, 0)
-        steps: list[Step] = list(updates) if when == "after" else []
-        steps += self.after.get(-1, [])
+            updates = [step for listed in self._one_by_one(order, 0).values() for step in listed]
+        steps: list[Step] = list(self.after.get(-1, []))
         for place, step in enumerate(self.steps):
             steps += self.before.get(place, [])
             if step is not _GONE:
@@ -262,9 +263,25 @@ class _Away:
                 found[same[max(0, place - self.earlier)]].append(op)
         return found
 
-    def _pipelined(self, order: Sequence[int], iteration: int) -> list[Step]:
-        """All updates in a row."""
-        return [step for steps in self._one_by_one(order, iteration).values() for step in steps]
+    def _before_they_are_needed(self, order: Sequence[int]) -> None:
+        """Updates of the step before, in the list where forward is about to read what they change: what else forward sends out goes between them, and
+        gradients that wait on the device are there until then."""
+        computes = [place for place, step in enumerate(self.steps) if isinstance(step, Compute)]
+        number = {place: count for count, place in enumerate(computes)}
+        first: dict[int, int] = {}
+        for place in reversed(computes):
+            first |= dict.fromkeys(self._touched(self.graph.ops[self.steps[place].op]), place)  # type: ignore[union-attr]
+        needed = [computes[-1] if computes else 0] * (len(order) + 1)  # by place in the order: the first need of it or of one behind it
+        for count, op in reversed([*enumerate(order)]):
+            places = [needed[count + 1]]
+            for storage in self._touched(self.graph.ops[op]) & first.keys():
+                # Parameters that come and go are on their way by then.
+                places.append(computes[max(0, number[first[storage]] - self.ahead)] if storage in self.streamed else first[storage])
+            needed[count] = min(places)
+        listed = self._one_by_one(order, -1)
+        for count, op in reversed([*enumerate(order)]):  # results of some updates before it stand with it
+            place = needed[max(0, count - self.later - 1 - LEAD)]
+            self.before[place] = [*listed[op], *self.before.get(place, [])]
 
     def _one_by_one(self, order: Sequence[int], iteration: int) -> dict[int, list[Step]]:
         """By update, what is in the list for it: the state of a few comes early, and results leave a few updates later, so that a link, which takes
