@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import results
 from benchmarks.processes import Process
 
 NEEDS = "cuda"
@@ -79,12 +80,19 @@ def ways() -> list[Way]:
         Way("fit, 16 GB", 16 * GB, compiled=True, fitted=True),
         Way("fit, after, 16 GB", 16 * GB, "after", True, compiled=True, fitted=True),
         Way("fit, 24 GiB", 24 << 30, shape="7B", fitted=True),
+        # Both in one budget: beside each plan of state alone, with every block checkpointed. Activations alone fit into none of these.
+        *(
+            Way(f"state alone, {budget} GB", budget * GB, on_device=kept, away=away, compiled=True)
+            for budget, kept, away in ((24, 0.2, 0.0), (12, 0.0, 0.5), (8, 0.0, 1.0))
+        ),
+        *(Way(f"fit, {budget} GB", budget * GB, compiled=True, fitted=True) for budget in (24, 12, 8)),
+        Way("state alone, 40 GB", 40 * GB, on_device=0.15, shape="7B"),
+        Way("fit, 40 GB", 40 * GB, shape="7B", fitted=True),
     ]
 
 
-def run(
-    *, machine: str | None = None, peers: Path | None = None, only: list[str] | None = None, child: list[str] | None = None
-) -> list[dict[str, Any]]:
+def run(*, peers: Path | None = None, only: list[str] | None = None, child: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Rows as they come."""
     rows: list[dict[str, Any]] = []
     cases = {way.case for way in ways() if only is None or way.name in only}
     groups: dict[tuple[Any, ...], list[int]] = {}
@@ -100,13 +108,14 @@ def run(
             expected = next((other for other in rows if other["case"] == way.case and other["way"] == BASELINE), row)
             row["bits"] = None if "losses" not in row else "equal" if row["losses"] == expected.get("losses") else "differ"
             print(json.dumps(row), flush=True)
+            yield row
     for name in PEERS if peers is not None else ():
         ((_, found),) = _in_a_process([sys.executable, str(peers / "states.py"), name], [-1])
         row = {"case": "llama-3.2B, eager, checkpointing, as peers run it", "way": name, "seconds": found.get("step_ms", 0) / 1e3 or None}
         row |= {"peak_bytes": int(found["peak_GB"] * GB)} if "peak_GB" in found else {"outcome": found.get("outcome")}
         rows.append(row | {"host_bytes": int(found.get("host_GB", 0) * GB) or None})
         print(json.dumps(rows[-1]), flush=True)
-    return rows
+        yield rows[-1]
 
 
 def _in_a_process(command: list[str], numbers: list[int]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -408,12 +417,12 @@ def main() -> None:
     for name in ("threads", "cpu_share", "nvme", "budget", *SHAPE):
         if getattr(given, name) is not None:
             child.append(f"--{name.replace('_', '-')}={getattr(given, name)}")
-    found = run(peers=given.peers, only=given.ways, child=child)
-    if given.machine:
-        from benchmarks import results
-
-        command = "python -m benchmarks.cases.states " + " ".join(sys.argv[1:])
-        print("wrote", results.write("states", found, machine=given.machine, command=command, baseline=BASELINE))
+    command = "python -m benchmarks.cases.states " + " ".join(sys.argv[1:])
+    found = []
+    for row in run(peers=given.peers, only=given.ways, child=child):
+        found.append(row)
+        if given.machine:  # kept as they come: a run that is cut off leaves what it has
+            results.write("states", found, machine=given.machine, command=command, baseline=BASELINE)
 
 
 if __name__ == "__main__":
