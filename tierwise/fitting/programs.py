@@ -54,8 +54,8 @@ def program_for(
         return prepared, choose.thoroughly(prepared.menu, min(plan_seconds, GUESSED_SECONDS)).program
     for round in range(ROUNDS):
         best = choose.quickly(prepared.menu)
-        if best is None:  # on estimates; they are careful, so measure before saying that it cannot be done
-            wanted = _first_and_last(prepared.menu) if round == 0 else _all_unmeasured(prepared.menu)
+        if best is None:  # on estimates; they are careful, so measure before saying that it cannot be done: first what saves least
+            wanted = _last(prepared.menu) if round == 0 else _all_unmeasured(prepared.menu)
         else:
             wanted = _unmeasured(prepared.menu, best.program)
             known = choose.quickly(_measured_only(prepared.menu)) if wanted else None
@@ -110,8 +110,8 @@ def _unmeasured(menu: Menu, program: Program) -> dict[int, set[str]]:
     return found
 
 
-def _first_and_last(menu: Menu) -> dict[int, set[str]]:
-    return _only({region: {found[0].name, found[-1].name} for region, found in menu.choices.items()}, menu)
+def _last(menu: Menu) -> dict[int, set[str]]:
+    return _only({region: {found[-1].name} for region, found in menu.choices.items()}, menu)
 
 
 def _all_unmeasured(menu: Menu) -> dict[int, set[str]]:
