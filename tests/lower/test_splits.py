@@ -13,9 +13,9 @@ CPU, CPU_AWAY = Placement("host", "cpu", "device", "host"), Placement("host", "c
 STREAMED, STREAMED_AWAY = Placement("host", "streamed", "device", "host"), Placement("host", "streamed", "host", "host")
 
 
-def splits(host_bytes=1000, options=(ON_DEVICE, CPU, CPU_AWAY, STREAMED, STREAMED_AWAY)):
+def splits(host_bytes=1000, options=(ON_DEVICE, CPU, CPU_AWAY, STREAMED, STREAMED_AWAY), units=UNITS, update="after"):
     machine = SimpleNamespace(capacity=lambda tier: host_bytes, tier_named={"dram": Tier("dram", host_bytes)})
-    return Splits(SimpleNamespace(homes=dict.fromkeys("abcd", options), problem=SimpleNamespace(machine=machine)), UNITS, {})
+    return Splits(SimpleNamespace(homes=dict.fromkeys("abcd", options), problem=SimpleNamespace(machine=machine)), units, {}, update)
 
 
 def test_nothing_leaves():
@@ -30,6 +30,18 @@ def test_state_leaves_from_the_end_and_every_other_update_is_streamed():
 def test_parameters_leave_first_where_the_cpu_updates_them():
     assert splits().states(Split(4, 1, 0.5)) == {"a": CPU, "b": STREAMED, "c": CPU_AWAY, "d": STREAMED}
     assert splits().states(Split(4, 3, 0.5)) == {"a": CPU_AWAY, "b": STREAMED, "c": CPU_AWAY, "d": STREAMED_AWAY}
+
+
+def test_parameters_of_early_layers_leave_but_not_the_first_and_not_what_is_used_again_and_again():
+    units = [StateUnit(path, (), (), 2, 10, 2, uses=9 if path == "d" else 2) for path in "abcde"]
+    found = Splits(SimpleNamespace(homes=dict.fromkeys("abcde", (ON_DEVICE, CPU, CPU_AWAY)), problem=splits().menu.problem), units, {})
+    away = lambda count: [path for path, place in found.states(Split(5, count, 0.0)).items() if place == CPU_AWAY]  # noqa: E731
+    assert [away(count) for count in (1, 2, 3, 5)] == [["c"], ["c", "e"], ["a", "c", "e"], ["a", "b", "c", "d", "e"]]
+
+
+def test_in_backward_the_first_unit_is_streamed():
+    assert splits(update="backward").states(Split(4, 0, 0.5)) == {"a": STREAMED, "b": CPU, "c": STREAMED, "d": CPU}
+    assert splits(update="backward").states(Split(2, 0, 0.5)) == {"c": CPU, "d": STREAMED}  # it stays
 
 
 def test_gradients_wait_on_the_device_for_the_first_updates_that_come_there():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..ir import ON_DEVICE, Menu, Placement
 from .states import StateUnit
 
+FIRST, MOST_USES = 2, 4  # units at the beginning, and uses in a step: whose parameters leave last
 HOST_SHARE = 0.9  # of host memory for state; the rest is for what passes through it
 
 
@@ -25,8 +26,8 @@ class Split:
 class Splits:
     """`lacks`: by tier below the device, what a split would have taken of it."""
 
-    def __init__(self, menu: Menu, units: Sequence[StateUnit], lacks: dict[str, int]) -> None:
-        self.menu, self.units, self.lacks = menu, units, lacks
+    def __init__(self, menu: Menu, units: Sequence[StateUnit], lacks: dict[str, int], update: str = "after") -> None:
+        self.menu, self.units, self.lacks, self.update = menu, units, lacks, update
 
     def states(self, split: Split, short_bytes: int = 0) -> dict[str, Placement] | None:
         """By path, the placements of a split, with so much less of host memory; None if what leaves has no room where it goes."""
@@ -39,8 +40,11 @@ class Splits:
         found: dict[str, Placement] = {}
         leaving = range(count - split.state, count)
         streams = self._streaming(split)
-        # Parameters that the cpu updates are in host memory anyway; those of streamed updates would take the link once more.
-        away = {*sorted(leaving, key=lambda place: (streams[place], -place))[: split.parameters]}
+        # Parameters that the cpu updates are in host memory anyway; those of streamed updates would take the link once more. The turn from forward to
+        # backward is the fullest moment, and then the first layers rest longest; but not the very first, which the next step begins with, nor what is
+        # used again and again.
+        restless = {place for place in leaving if place < FIRST or self.units[place].uses > MOST_USES}
+        away = {*sorted(leaving, key=lambda place: (place in restless, streams[place], place))[: split.parameters]}
         passing = [place for place in leaving if streams[place]]
         held = {*passing[: round(split.held * len(passing))]}
         for place in leaving:
@@ -59,10 +63,13 @@ class Splits:
         return found
 
     def _streaming(self, split: Split) -> dict[int, bool]:
-        """Whose updates pass through the device: that share of those that leave, evenly among them, where both ways are open to them."""
+        """Whose updates pass through the device: that share of those that leave, evenly among them, where both ways are open to them. The first of
+        the model among them if updates run in backward, which ends with it: the next step begins with what it makes, and the device is quicker
+        with one update than the cpu."""
         found: dict[int, bool] = {}
-        through = 0.0
-        for place in range(len(self.units) - split.state, len(self.units)):
+        leaving = range(len(self.units) - split.state, len(self.units))
+        through = 1.0 - split.streamed if split.streamed and leaving.start == 0 and self.update == "backward" else 0.0
+        for place in leaving:
             ways = {option.update for option in self.menu.homes[self.units[place].path]}
             through += split.streamed
             found[place] = "streamed" in ways and (through >= 1 or "cpu" not in ways)

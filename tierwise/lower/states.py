@@ -33,6 +33,7 @@ class StateUnit:
     parameter_bytes: int
     state_bytes: int
     gradient_bytes: int
+    uses: int = 2  # ops of forward and backward that read its parameters, of the parameter that most do
 
 
 def owner(name: str, paths: Collection[str]) -> str | None:
@@ -66,6 +67,7 @@ def state_units(graph: Graph, paths: Collection[str]) -> list[StateUnit]:
             sum(size[s] for s in held),
             sum(map(alone, updates[path])),
             sum(size[s] for op in updates[path] for s in graph.ops[op].reads if not graph.storages[s].lasting),
+            max(sum(graph.ops[op].phase is not Phase.UPDATE for op in graph.uses[s]) for s in held),
         )
         for path, held in parameters.items()
     ]
