@@ -64,7 +64,7 @@ def away(
     device. update: "after" backward and under the next forward, or "backward", each when its gradient is there."""
     frozen = None if parameters is None else Away(processor, state, parameters, host)
     places = {op: Away(processor, state, parameters, host) for op in moved}
-    return placed(problem, base, places, update=update, ahead=ahead, frozen=frozen, earlier=int(update == "after"), later=0, lingers=0)
+    return placed(problem, base, places, update=update, ahead=ahead, frozen=frozen, earlier=int(update == "after"), later=0, lingers=0, lead=None)
 
 
 def placed(
@@ -79,10 +79,12 @@ def placed(
     earlier: int = 2,
     later: int = 2,
     lingers: int = 1,
+    lead: int | None = LEAD,
 ) -> Schedule:
     """`places` by update. Parameters that nobody updates come and go too where `frozen` says so, or `parameters` by storage. The state of an update
-    is on its way so many updates `earlier` than it runs, and leaves so many `later`. In backward a parameter `lingers` until so many ops later."""
-    builder = _Away(problem, base, places, ahead, frozen, parameters or {}, earlier, later, lingers)
+    is on its way so many updates `earlier` than it runs, and leaves so many `later`. In backward a parameter `lingers` until so many ops later. Updates
+    after backward stand in the list `lead` updates before they are needed, or with None all of them at its beginning."""
+    builder = _Away(problem, base, places, ahead, frozen, parameters or {}, earlier, later, lingers, lead)
     return builder.run("after" if update == "after" and problem.cyclic else "end" if update == "after" else "backward")
 
 
@@ -98,8 +100,9 @@ class _Away:
         earlier: int,
         later: int,
         lingers: int,
+        lead: int | None,
     ) -> None:
-        self.earlier, self.later, self.lingers = earlier, later, lingers
+        self.earlier, self.later, self.lingers, self.lead = earlier, later, lingers, lead
         self.problem, self.graph, self.base, self.places = problem, problem.graph, base, places
         self.moved = set(places)
         self.device, self.ahead = problem.device_tier, ahead
@@ -280,7 +283,7 @@ class _Away:
             needed[count] = min(places)
         listed = self._one_by_one(order, -1)
         for count, op in reversed([*enumerate(order)]):  # results of some updates before it stand with it
-            place = needed[max(0, count - self.later - 1 - LEAD)]
+            place = 0 if self.lead is None else needed[max(0, count - self.later - 1 - self.lead)]
             self.before[place] = [*listed[op], *self.before.get(place, [])]
 
     def _one_by_one(self, order: Sequence[int], iteration: int) -> dict[int, list[Step]]:
