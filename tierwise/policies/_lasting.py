@@ -82,8 +82,8 @@ def placed(
     lead: int | None = LEAD,
 ) -> Schedule:
     """`places` by update. Parameters that nobody updates come and go too where `frozen` says so, or `parameters` by storage. The state of an update
-    is on its way so many updates `earlier` than it runs, and leaves so many `later`. In backward a parameter `lingers` until so many ops later. Updates
-    after backward stand in the list `lead` updates before they are needed, or with None all of them at its beginning."""
+    is on its way so many updates `earlier` than it runs, and leaves so many `later`. In backward a parameter `lingers` until so many ops later.
+    Updates after backward stand in the list `lead` updates before they are needed, or with None all of them at its beginning."""
     builder = _Away(problem, base, places, ahead, frozen, parameters or {}, earlier, later, lingers, lead)
     return builder.run("after" if update == "after" and problem.cyclic else "end" if update == "after" else "backward")
 
