@@ -35,7 +35,10 @@ def test_parameters_leave_first_where_the_cpu_updates_them():
 def test_parameters_of_early_layers_leave_but_not_the_first_and_not_what_is_used_again_and_again():
     units = [StateUnit(path, (), (), 2, 10, 2, uses=9 if path == "d" else 2) for path in "abcde"]
     found = Splits(SimpleNamespace(homes=dict.fromkeys("abcde", (ON_DEVICE, CPU, CPU_AWAY)), problem=splits().menu.problem), units, {})
-    away = lambda count: [path for path, place in found.states(Split(5, count, 0.0)).items() if place == CPU_AWAY]  # noqa: E731
+
+    def away(count):
+        return [path for path, place in found.states(Split(5, count, 0.0)).items() if place == CPU_AWAY]
+
     assert [away(count) for count in (1, 2, 3, 5)] == [["c"], ["c", "e"], ["a", "c", "e"], ["a", "b", "c", "d", "e"]]
 
 

@@ -8,6 +8,7 @@ import platform
 from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -77,17 +78,20 @@ def host_rate() -> HostRate:
 
 def with_card(menu: Menu, optimizer: torch.optim.Optimizer, card: torch.device) -> Menu:
     """The menu with the optimizer's updates on the card as fast as they are there. Torch's kernels are far from what a roofline promises."""
-    graph, device = menu.problem.graph, menu.problem.machine.device.name
-    dtype = Counter({kind: sum(p.numel() for group in optimizer.param_groups for p in group["params"] if p.dtype is kind) for kind in MOVABLE})
-    kind, elements = dtype.most_common(1)[0]
-    updates = [(op.id, device) for op in graph.ops if op.phase is Phase.UPDATE and (op.id, device) in menu.problem.costs.op_seconds]
-    promised = sum(menu.problem.costs.op_seconds[update] for update in updates)
-    found = _update_seconds(optimizer, kind, card) if elements and promised else None
+    graph, device, costs = menu.problem.graph, menu.problem.machine.device.name, menu.problem.costs
+    elements = Counter[torch.dtype]()
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            elements[parameter.dtype] += parameter.numel()
+    dtype, most = next(iter(elements.most_common(1)), (torch.float32, 0))
+    updates = [(op.id, device) for op in graph.ops if op.phase is Phase.UPDATE and (op.id, device) in costs.op_seconds]
+    promised = sum(costs.op_seconds[update] for update in updates)
+    found = _update_seconds(optimizer, dtype, card) if most and promised and dtype in MOVABLE else None
     if found is None:
         return menu
-    factor = found * dtype.total() / promised
-    seconds = {**menu.problem.costs.op_seconds, **{update: factor * menu.problem.costs.op_seconds[update] for update in updates}}
-    return replace(menu, problem=replace(menu.problem, costs=replace(menu.problem.costs, op_seconds=seconds)))
+    factor = found * elements.total() / promised
+    seconds = {**costs.op_seconds, **{update: factor * costs.op_seconds[update] for update in updates}}
+    return replace(menu, problem=replace(menu.problem, costs=replace(costs, op_seconds=seconds)))
 
 
 def _update_seconds(optimizer: torch.optim.Optimizer, dtype: torch.dtype, card: torch.device) -> float | None:
@@ -99,17 +103,20 @@ def _update_seconds(optimizer: torch.optim.Optimizer, dtype: torch.dtype, card: 
     key = f"updates|{name}|{type(optimizer).__name__} {how} of {dtype}|{torch.__version__}"
     if key not in remembered:
         try:
-            piece = torch.empty(UPDATED_ELEMENTS, dtype=dtype, device=card).normal_(std=0.02)
-            piece.grad = torch.randn_like(piece)
-            shadow = shadow_of(optimizer, [{**settings, "params": [piece]}], defaultdict(dict))
-            remembered[key] = (sustained((shadow.step,), card, settle=False)[0].device_seconds / UPDATED_ELEMENTS,)
+            remembered[key] = (_timed_update(optimizer, settings, dtype, card) / UPDATED_ELEMENTS,)
         except torch.OutOfMemoryError:
             return None
         finally:
-            piece = shadow = None  # type: ignore[assignment]
-            torch.cuda.empty_cache()
+            torch.cuda.empty_cache()  # what the budget caps has what torch keeps for later in it
         remembered.save()
     return remembered[key][0]
+
+
+def _timed_update(optimizer: torch.optim.Optimizer, settings: dict[str, Any], dtype: torch.dtype, card: torch.device) -> float:
+    piece = torch.empty(UPDATED_ELEMENTS, dtype=dtype, device=card).normal_(std=0.02)
+    piece.grad = torch.randn_like(piece)
+    shadow = shadow_of(optimizer, [{**settings, "params": [piece]}], defaultdict(dict))
+    return sustained((shadow.step,), card, settle=False)[0].device_seconds
 
 
 def _processors() -> set[int]:
