@@ -52,13 +52,9 @@ def main() -> None:
         }
         if parts:
             for one in [part] if part else parts:
-                rows = []
-                for row in case.run(one):  # kept as they come: a run that is cut off leaves what it has
-                    rows.append(row)
-                    written = results.write(f"{name}-{one}", rows, **about)
-                print("wrote", written)
+                print("wrote", results.write_as_they_come(f"{name}-{one}", case.run(one), **about))
         else:
-            print("wrote", results.write(name, case.run(), **about))
+            print("wrote", results.write_as_they_come(name, case.run(), **about))
     (HERE / "RESULTS.md").write_text(results_page(), encoding="utf-8")
     print("wrote", HERE / "RESULTS.md")
 

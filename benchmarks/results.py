@@ -59,6 +59,15 @@ def write(
     return path
 
 
+def write_as_they_come(case: str, rows: Iterable[Mapping[str, Any]], **about: Any) -> Path:
+    """The same after each row: a run that is cut off leaves what it has."""
+    found: list[Mapping[str, Any]] = []
+    for row in rows:
+        found.append(row)
+        write(case, found, **about)
+    return write(case, found, **about)
+
+
 def _with_ratios(rows: list[Row], baseline: str | None) -> list[Row]:
     reference = {row["case"]: row["seconds"] for row in rows if row["way"] == baseline}
     for row in rows:

@@ -417,12 +417,12 @@ def main() -> None:
     for name in ("threads", "cpu_share", "nvme", "budget", *SHAPE):
         if getattr(given, name) is not None:
             child.append(f"--{name.replace('_', '-')}={getattr(given, name)}")
-    command = "python -m benchmarks.cases.states " + " ".join(sys.argv[1:])
-    found = []
-    for row in run(peers=given.peers, only=given.ways, child=child):
-        found.append(row)
-        if given.machine:  # kept as they come: a run that is cut off leaves what it has
-            results.write("states", found, machine=given.machine, command=command, baseline=BASELINE)
+    found = run(peers=given.peers, only=given.ways, child=child)
+    if given.machine:
+        command = "python -m benchmarks.cases.states " + " ".join(sys.argv[1:])
+        print("wrote", results.write_as_they_come("states", found, machine=given.machine, command=command, baseline=BASELINE))
+    else:
+        list(found)  # printed as they come
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ CPU, CPU_AWAY = Placement("host", "cpu", "device", "host"), Placement("host", "c
 STREAMED, STREAMED_AWAY = Placement("host", "streamed", "device", "host"), Placement("host", "streamed", "host", "host")
 
 
-def splits(host_bytes=1000, options=(ON_DEVICE, CPU, CPU_AWAY, STREAMED, STREAMED_AWAY), units=UNITS, update="after"):
+def splits(host_bytes=1000, options=(ON_DEVICE, CPU, CPU_AWAY, STREAMED, STREAMED_AWAY), update="after"):
     machine = SimpleNamespace(capacity=lambda tier: host_bytes, tier_named={"dram": Tier("dram", host_bytes)})
-    return Splits(SimpleNamespace(homes=dict.fromkeys("abcd", options), problem=SimpleNamespace(machine=machine)), units, {}, update)
+    return Splits(SimpleNamespace(homes=dict.fromkeys("abcd", options), problem=SimpleNamespace(machine=machine)), UNITS, {}, update)
 
 
 def test_nothing_leaves():

@@ -8,8 +8,9 @@ import pytest
 from problems import BACKWARD, FORWARD, GraphBuilder, chain, machine
 
 from tierwise.errors import InvalidSchedule
-from tierwise.ir import Compute, Copy, Free, Link, Role, Schedule, check_schedule
+from tierwise.ir import Compute, Copy, Free, Link, Phase, Role, Schedule, check_schedule
 from tierwise.policies import keep_all, vdnn, zero_offload
+from tierwise.policies._lasting import away as moved
 from tierwise.simulate import Clock, simulate
 
 
@@ -173,6 +174,17 @@ def test_an_update_runs_under_the_backward_before_and_the_next_forward():
     cpu = [(s.start, s.end) for s in timeline.spans if s.lane == "cpu"]
     assert cpu == [(12.5, 14.5), (14.5, 16.5), (16.5, 18.5), (18.5, 20.5)]  # past the end of the period: under the next one
     assert timeline.seconds == 15
+
+
+def test_an_update_after_backward_begins_when_backward_is_over():
+    """The last layer's gradient is on the host three seconds before backward ends; its update begins with the next period all the same."""
+    problem = chain(4, weight_bytes=5, state_bytes=10, cpu_update_seconds=2)
+    (last,) = (op.id for op in problem.graph.ops if op.phase is Phase.UPDATE and problem.graph.storages[op.mutates[0]].name.startswith("w3"))
+    schedule = moved(problem, keep_all.plan(problem), [last], update="after")
+    check_schedule(problem, schedule)
+    timeline = simulate(problem, schedule)
+    assert [(s.start, s.end) for s in timeline.spans if s.lane == "cpu"] == [(0, 2)]
+    assert timeline.seconds == 12  # nine ops and three updates on the device: the fourth lies under the forward
 
 
 def test_periods_overlap_and_settle():

@@ -18,14 +18,14 @@ from ..execute.states import States
 from ..execute.states.gradients import LEAVING_BYTES
 from ..execute.states.passes import HostRate
 from ..execute.states.safetensors import Checkpoint
-from ..execute.states.units import STREAM_CHUNK_BYTES
+from ..execute.states.units import MASTERED_BYTES, STREAM_CHUNK_BYTES
 from ..execute.states.updates import STAGING_BUFFERS
 from ..ir import ON_DEVICE, Placement, Program
 
 PASSING_SHARE = 50  # of the budget, one part in so many for gradients that leave, and for state that is streamed
 HELD_SHARE = 10  # of the budget, one part in so many for gradients whose updates are under way during backward
 MOST_UNITS_IN_FLIGHT = 4
-MASTERED_BYTES, TORCHS_ROWS = 12, 2  # state of an element: fp32 master and moments, or so many of the parameter's own type
+TORCHS_ROWS = 2  # state of an element without a master: so many of the parameter's own type
 
 
 class Lasting:

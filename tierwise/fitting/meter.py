@@ -50,7 +50,7 @@ class Meter:
             session.recording.close()
             self._fitted.below.copies.watch = session.recording = None
         if self._running:
-            self._ran.append((self._running[0], self._running[1] if len(self._running) > 1 else self._moment()))
+            self._ran.append((self._running[0], self._running[1] if len(self._running) > 1 else self._fitted.device.moment()))
             self._running = []
 
     def step_updated(self) -> None:
@@ -58,7 +58,7 @@ class Meter:
         if self._fitted.session.recording is not None:
             self._fitted.session.recording.was_updated()
         if self._running:
-            self._running = [self._running[0], self._moment()]
+            self._running = [self._running[0], self._fitted.device.moment()]
 
     def step_begins(self, plan: Plan) -> None:
         fitted, now = self._fitted, self._now()
@@ -76,7 +76,7 @@ class Meter:
             fitted.session.recording, fitted.below.copies.watch = recording, recording.copy
             self._recorded = recording, plan
         else:
-            self._running = [self._moment()]
+            self._running = [self._fitted.device.moment()]
 
     def step_seconds(self) -> float | None:
         """What a step takes that nobody records: the middle one of the last few, without what the loop does between steps."""
@@ -116,11 +116,6 @@ class Meter:
             "retries": now.retries - then.retries,
         }
         return found | (_predicted(fitted.current) if fitted.current is not None else {})
-
-    def _moment(self) -> Moment:
-        found = self._fitted.device.moment()
-        found.now()
-        return found
 
     def _now(self) -> _Mark:
         fitted = self._fitted

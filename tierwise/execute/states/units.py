@@ -18,7 +18,8 @@ from .placement import ON_DEVICE, Placement
 
 ALIGNMENT_ELEMENTS = 256  # 512 bytes of bf16; and torch's vectorised loops end alike in a chunk and in the whole
 STREAM_CHUNK_BYTES = 48 << 20  # of state at a time: the link's full rate, few kernels, and small staging
-STREAM_CHUNK_ELEMENTS = STREAM_CHUNK_BYTES // 12  # of master and moments
+MASTERED_BYTES = 12  # state of an element with an fp32 master and moments
+STREAM_CHUNK_ELEMENTS = STREAM_CHUNK_BYTES // MASTERED_BYTES
 CPU_CHUNK_ELEMENTS = 16 << 20  # 4 ms at 4 G parameters a second: waking threads costs nothing beside it
 
 
