@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_blocks import menu
 
 from tierwise.errors import InfeasibleBudget
-from tierwise.ir import Choice, SavedValue, check_schedule
+from tierwise.ir import Choice, SavedValue, check_schedule, peak_bytes
 from tierwise.lower import choose, image
 from tierwise.lower.bound import least_seconds
-from tierwise.lower.choose import _predicted, _Search, _Sending, hull
+from tierwise.lower.choose import _predicted, _Search, hull
+from tierwise.lower.holding import Sending
 from tierwise.simulate import simulate
 
 
@@ -68,11 +70,12 @@ def test_what_is_chosen_is_legal_within_the_budget_and_not_below_the_bound(lengt
 def test_the_sketch_tells_the_time_of_the_simulator():
     question = menu(6, 1000, bytes_per_second=25.0)
     search = _Search(question, ("dram",), 0)
-    for sending in (_Sending(), _Sending((0, 1, 2), 0, 1.0, 2, 2), _Sending((0, 3), 0, 1.0, 1, 1), _Sending((1,), 1, 1.0, 4, 2)):
-        levels = {call.id: sending.level if place in sending.senders else 0 for place, call in enumerate(search.calls)}
+    for sending in (Sending(), Sending((0, 1, 2), 0, 1.0, 2, 2), Sending((0, 3), 0, 1.0, 1, 1), Sending((1,), 1, 1.0, 4, 2)):
+        levels = np.array([sending.level if place in sending.senders else 0 for place in range(len(search.calls))])
         program = search._program(levels, sending)
         made = image(question, program)
         assert search._clock.seconds(levels, sending) == pytest.approx(simulate(made.problem, made.schedule).seconds)
+        assert search.holding.peak_bytes(levels, sending) == peak_bytes(made.problem, made.schedule)["hbm"]
 
 
 def test_where_the_link_is_slow_not_all_of_the_first_calls_send():
@@ -92,7 +95,7 @@ def _first_calls(question):
         for number in range(len(search.calls) + 1)
         for level in range(2)
         for release, fetch in ((1, 1), (2, 2))
-        if (sketch := search.sketch(_Sending(tuple(range(number)), level, 1.0, release, fetch))) is not None
+        if (sketch := search.sketch(Sending(tuple(range(number)), level, 1.0, release, fetch))) is not None
         and (program := search._program(sketch.levels, sketch.sending)) is not None
         and (chosen := _predicted(question, program)) is not None
     ]

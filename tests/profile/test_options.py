@@ -94,15 +94,15 @@ def test_times_are_measured_once_for_each_option_and_shape(tmp_path: Path, monke
     keep, *_, checkpoint = options(describe(LlamaBlock.forward, block, (x,), compile=False))
     asked: list[object] = []
 
-    def pretend(*call: object) -> OptionTimes:
-        asked.append(call)
+    def pretend(*call: object, settle: bool) -> OptionTimes:
+        asked.append(settle)
         return OptionTimes(1.0, 2.0, 3.0, 4.0, len(asked), 6, 7)
 
     monkeypatch.setattr("tierwise.profile.options.time_option", pretend)
     cache = tmp_path / "options.json"
 
-    def ask(option: object, x: Tensor) -> OptionTimes:
-        return option_times(LlamaBlock.forward, block, (x,), option=option, cache=cache)
+    def ask(option: object, x: Tensor, **how: bool) -> OptionTimes:
+        return option_times(LlamaBlock.forward, block, (x,), option=option, cache=cache, **how)
 
     assert ask(keep, x) == ask(keep, x) == OptionTimes(1.0, 2.0, 3.0, 4.0, 1, 6, 7)
     assert ask(checkpoint, x).workspace_forward_bytes == 2
@@ -110,6 +110,11 @@ def test_times_are_measured_once_for_each_option_and_shape(tmp_path: Path, monke
     assert ask(keep, x.detach()).workspace_forward_bytes == 4  # without a gradient of its own
     assert len(json.loads(cache.read_text())) == len(asked) == 4
     assert ask(keep, x).forward_seconds == 2.0, "the GPU waits for the host"
+    assert ask(keep, x, settle=False).workspace_forward_bytes == 1, "better than asked for"
+    other = torch.rand(5, 12, 32).requires_grad_()
+    assert ask(keep, other, settle=False) == ask(keep, other, settle=False) == OptionTimes(1.0, 2.0, 3.0, 4.0, 5, 6, 7)
+    assert ask(keep, other).workspace_forward_bytes == 6, "what was timed in passing is not enough"
+    assert asked == [True, True, True, True, False, True]
 
 
 def test_an_option_nobody_named_cannot_be_remembered(tmp_path: Path):

@@ -11,7 +11,7 @@ from blocks import RMSNorm, saved_tensors, storage_bytes, train
 from torch import Tensor, nn
 
 from tierwise.regions import Kind, options
-from tierwise.regions.compiled import compile_option
+from tierwise.regions.compiled import compile_option, kernels_together
 from tierwise.regions.joint import describe
 
 
@@ -58,7 +58,11 @@ def test_a_second_backward_where_nothing_is_donated():
     block = GatedBlock()
     x = torch.randn(2, 12, 32, requires_grad=True)
     forward = compile_option(GatedBlock.forward, options(describe(GatedBlock.forward, block, (x,)))[-1], donate=False)
+    with kernels_together():  # compiled first, and run when all kernels are there
+        forward.compile_for(block, x)
+    assert forward.compilations == 1 and all(parameter.grad is None for parameter in block.parameters())
     forward(block, x).square().mean().backward()
+    assert forward.compilations == 1
     block.zero_grad()
     y = forward(block, x)
     y.square().mean().backward(retain_graph=True)

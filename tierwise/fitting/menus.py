@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,12 +22,14 @@ from ..lower.coarse import RegionBorder
 from ..profile.options import OptionTimes, is_timed, option_times
 from ..profile.roofline import fused_costs, roofline_costs
 from ..regions import JointGraph, Option, option_saving, options
-from ..regions.compiled import CompiledOption, compile_option
+from ..regions.compiled import CompiledOption, compile_option, kernels_together
 from ..regions.held import workspace_of
 from ..regions.joint import Look, look_at
 from .apart import adds_in_another_order, hook_inside, set_apart
+from .outside import with_ops_outside
 
 MOST_CHOICES = 6
+SMALL_SHARE = 0.05  # of a step's time: what one class may take and be timed in passing
 SMALLEST_SHARE = 0.001  # of the bytes that forward makes
 Progress = Callable[[str], None]
 AtHand = Callable[[str], contextlib.AbstractContextManager[None]]
@@ -105,28 +108,34 @@ def prepare_menu(
     used = {call.region for call in graph.calls}
     choices = {region: found for region, found in choices.items() if region in used}
     regions = {region: code for region, code in regions.items() if region in used}
-    return PreparedMenu(Menu(Problem(graph, machine, costs), choices), regions, tuple(dict.fromkeys(notes)), at_hand)
+    menu = Menu(Problem(graph, machine, costs), choices)
+    if kind == "cuda":
+        menu = with_ops_outside(menu, captured.recipes, device.torch_device, progress)
+    return PreparedMenu(menu, regions, tuple(dict.fromkeys(notes)), at_hand)
 
 
 def measured(prepared: PreparedMenu, model: nn.Module, wanted: Mapping[int, set[str]], device: Device, progress: Progress) -> PreparedMenu:
     """The menu with these choices compiled and timed on the device, and the others of their classes estimated from them."""
     choices = dict(prepared.menu.choices)
     calls = {}
-    for region, names in wanted.items():
-        code = prepared.regions[region]
-        module = model.get_submodule(code.example)
-        for name in names:
-            args, kwargs = with_numbers(code.call, device)
-            if not is_timed(code.options[name], module, args, kwargs):
-                progress(f"{type(module).__name__}: compiling '{name}'")
-                with prepared.at_hand(code.example):
-                    code.code[name](module, *args, **kwargs)
-            calls[region, name] = code, module
+    settle = {region: share >= SMALL_SHARE for region, share in _shares(prepared.menu).items()}
+    with kernels_together():
+        for region, names in wanted.items():
+            code = prepared.regions[region]
+            module = model.get_submodule(code.example)
+            for name in sorted(names):
+                args, kwargs = with_numbers(code.call, device)
+                if not is_timed(code.options[name], module, args, kwargs, settle=settle[region]):
+                    progress(f"{type(module).__name__}: compiling '{name}'")
+                    with prepared.at_hand(code.example):
+                        code.code[name].compile_for(module, *args, **kwargs)
+                calls[region, name] = code, module
+        progress("compiling kernels")
     for (region, name), (code, module) in calls.items():  # all in a row, so that the device stays warm
         progress(f"{type(module).__name__}: timing '{name}'")
         args, kwargs = with_numbers(code.call, device)
         with prepared.at_hand(code.example):
-            times = option_times(code.code[name], module, args, kwargs)
+            times = option_times(code.code[name], module, args, kwargs, settle=settle[region])
         choices[region] = tuple(_with_times(choice, times) if choice.name == name else choice for choice in choices[region])
     for region in wanted:
         known = next((choice for choice in choices[region] if choice.measured), None)
@@ -134,6 +143,14 @@ def measured(prepared: PreparedMenu, model: nn.Module, wanted: Mapping[int, set[
             code = prepared.regions[region]
             choices[region] = tuple(choice if choice.measured else _from_known(choice, known, code) for choice in choices[region])
     return replace(prepared, menu=replace(prepared.menu, choices=choices))
+
+
+def _shares(menu: Menu) -> dict[int, float]:
+    """Of what all calls take, by class, with the first choice of each."""
+    calls = Counter(call.region for call in menu.problem.graph.calls)
+    seconds = {region: calls[region] * found[0].seconds for region, found in menu.choices.items()}
+    whole = sum(seconds.values()) or 1.0
+    return {region: of / whole for region, of in seconds.items()}
 
 
 def _with_times(choice: Choice, times: OptionTimes) -> Choice:

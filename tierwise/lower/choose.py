@@ -4,22 +4,23 @@ For each region class only choices on the lower hull of (saved bytes, seconds) a
 calls send away what they save, or the largest part of it; the others go down the hull until everything fits. Who sends is a pattern, such as every
 third call from the first on, which is idle the longest, at one level of the hull. Hundreds of patterns are timed on a sketch of the step, a clock
 that knows calls, what is between them and one lane each way; the best of them are changed call by call, and only then is an image made, judged
-and simulated. What memory holds is a sum over calls, so whether a program fits is a few additions.
+and simulated. Whether a program fits is a few additions (holding.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from ..errors import InfeasibleBudget, InvalidSchedule
-from ..ir import INPUTS, CallPlan, Choice, Copy, Graph, Menu, Program, Role, check_schedule, peak_bytes
+from ..ir import INPUTS, CallPlan, Choice, Copy, Graph, Menu, Op, Program, Role, check_schedule, peak_bytes
 from ..ir.program import EVERYTHING
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
+from .holding import Holding, Sending, Whole
 from .image import Image, image, outside_storages
 
 DISTANCES = ((2, 2), (1, 1), (2, 1), (4, 2))  # (release, fetch) to try, in calls
@@ -114,25 +115,14 @@ class _Call:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sending:
-    """Who sends what, and when."""
-
-    senders: tuple[int, ...] = ()  # places in the order of calls
-    level: int = 0  # of their hulls
-    part: float = 1.0  # of what they save
-    release: int = 1
-    fetch: int = 1
-
-
-@dataclass(frozen=True, slots=True)
 class _Sketch:
     seconds: float
-    sending: _Sending
-    levels: dict[int, int]
+    sending: Sending
+    levels: Whole  # of hulls, by place of the call
 
 
 class _Search:
-    """Memory as a sum over calls: what the step holds besides, what each call adds between its forward and its backward."""
+    """Patterns of sending calls, and how far the others have to go down their hulls."""
 
     def __init__(self, menu: Menu, tiers: Sequence[str], min_sent_bytes: int) -> None:
         self.menu, self.tiers, self.min_sent_bytes = menu, tiers, min_sent_bytes
@@ -160,19 +150,24 @@ class _Search:
                 held[op] -= choice.saved_bytes
             held[call.forward] -= graph.ops[call.forward].workspace_bytes
             held[call.backward] -= graph.ops[call.backward].workspace_bytes
-        self.besides = np.array(held, dtype=np.int64)
-        self._scratch = {
-            (call.id, choice.name): _workspace(graph.ops[call.forward].workspace_bytes, graph.ops[call.backward].workspace_bytes, choice, menu)
-            for call in self.calls
-            for choice in menu.choices[call.region]
-        }
         self._names = {
             (region, choice.name, part): _largest(choice, part, min_sent_bytes)
             for region, path in self.hulls.items()
             for choice in path
             for part in PARTS
         }
-        self._saved = {region: [choice.saved_bytes for choice in path] for region, path in self.hulls.items()}
+        self._deepest = np.array([len(self.hulls[call.region]) - 1 for call in self.calls], dtype=np.int64)
+        least = self.budget_bytes // WORTH_SENDING
+        paths = [(call, self.hulls[call.region]) for call in self.calls]
+        self.holding = Holding(
+            np.array(held, dtype=np.int64),
+            [call.forward for call in self.calls],
+            [call.backward for call in self.calls],
+            saved=[[choice.saved_bytes for choice in path] for _, path in paths],
+            scratch=[[_workspace(graph.ops[call.forward], graph.ops[call.backward], choice) for choice in path] for call, path in paths],
+            sent={part: [[self.sent(call, choice, part)[1] for choice in path] for call, path in paths] for part in PARTS},
+            outside={gap: nbytes for gap, nbytes in self.outside.items() if nbytes > least},  # where it is too much to ignore
+        )
         self._steps = self._downward()
         self._clock = _Clock(self, made.problem.device_seconds)
         self.least_seconds = self._clock.least_seconds()
@@ -181,7 +176,7 @@ class _Search:
 
     def programs(self, images: int) -> Iterator[Program]:
         """Without sends, then what the sketch finds fastest, the best first."""
-        alone = self.sketch(_Sending())
+        alone = self.sketch(Sending())
         if alone is not None and (program := self._program(alone.levels, alone.sending)) is not None:
             yield program
         if not self.tiers:
@@ -198,8 +193,8 @@ class _Search:
             if (program := self._program(sketch.levels, sketch.sending)) is not None:
                 yield program
 
-    def _patterns(self) -> dict[_Sending, _Sketch]:
-        count, found = len(self.calls), dict[_Sending, _Sketch]()
+    def _patterns(self) -> dict[Sending, _Sketch]:
+        count, found = len(self.calls), dict[Sending, _Sketch]()
         for stride in STRIDES:
             most = -(-count // stride)
             numbers = sorted({round(most * part / (TRIALS - 1)) for part in range(1, TRIALS)} - {0})
@@ -208,7 +203,7 @@ class _Search:
                     worse, best = 0, float("inf")
                     for number in numbers:
                         senders = tuple(place for place in range(0, number * stride, stride) if place < count)
-                        sketch = self.sketch(_Sending(senders, level, part, 2, 2)) or self.sketch(_Sending(senders, level, part, 1, 1))
+                        sketch = self.sketch(Sending(senders, level, part, 2, 2)) or self.sketch(Sending(senders, level, part, 1, 1))
                         if sketch is None:
                             continue
                         found[sketch.sending] = sketch
@@ -223,7 +218,7 @@ class _Search:
 
         def seconds(number: int) -> tuple[float, int]:
             if number not in tried:
-                tried[number] = self.sketch(_Sending(tuple(range(number)), level, 1.0, distance, distance))
+                tried[number] = self.sketch(Sending(tuple(range(number)), level, 1.0, distance, distance))
             sketch = tried[number]
             return (sketch.seconds if sketch is not None else float("inf")), number
 
@@ -252,39 +247,43 @@ class _Search:
                     sketch, improved = changed, True
                     yield sketch
 
-    def sketch(self, sending: _Sending) -> _Sketch | None:
+    def sketch(self, sending: Sending) -> _Sketch | None:
         """The senders at this level of their hulls; the others go down theirs until all fits, or None."""
-        away = {self.calls[place].id for place in sending.senders}
-        levels = {call.id: min(sending.level, len(self.hulls[call.region]) - 1) if call.id in away else 0 for call in self.calls}
-        steps = [call for call in self._steps if call not in away]
+        stays = np.ones(len(self.calls), dtype=bool)
+        stays[list(sending.senders)] = False
+        start = np.where(stays, 0, np.minimum(sending.level, self._deepest))
+        steps = self._steps[stays[self._steps]]
+
+        def after(count: int) -> Whole:
+            found: Whole = start + np.bincount(steps[:count], minlength=len(start))
+            return found
+
         low, high = 0, len(steps)
-        if self._peak(self._after(levels, steps), sending) > self.budget_bytes:
+        if self.holding.peak_bytes(after(high), sending) > self.budget_bytes:
             return None
         while low < high:
             middle = (low + high) // 2
-            if self._peak(self._after(levels, steps[:middle]), sending) <= self.budget_bytes:
+            if self.holding.peak_bytes(after(middle), sending) <= self.budget_bytes:
                 high = middle
             else:
                 low = middle + 1
-        levels = self._after(levels, steps[:low])
+        levels = after(low)
         return _Sketch(self._clock.seconds(levels, sending), sending, levels)
 
     def tightest(self) -> Program:
         """The program that takes the least memory, whatever it costs; what is sent away has room where it goes."""
         found: list[tuple[int, int, Program]] = []
-        deepest = {call.id: len(self.hulls[call.region]) - 1 for call in self.calls}
         for level in range(max(1, self.levels)):
-            at_level = {call.id: min(level, deepest[call.id]) for call in self.calls}
+            at_level = np.minimum(level, self._deepest)
             for number in range(len(self.calls) + 1) if self.tiers else (0,):
-                sending = _Sending(tuple(range(number)), level)
-                away = {self.calls[place].id for place in sending.senders}
-                for levels in (at_level, {call: at_level[call] if call in away else deepest[call] for call in at_level}):
+                sending = Sending(tuple(range(number)), level)
+                for levels in (at_level, np.where(np.arange(len(self.calls)) < number, at_level, self._deepest)):
                     program = self._program(levels, sending)
                     if program is not None:
-                        found.append((self._peak(levels, sending), len(found), program))
+                        found.append((self.holding.peak_bytes(levels, sending), len(found), program))
         return min(found)[2]
 
-    def _program(self, levels: dict[int, int], sending: _Sending) -> Program | None:
+    def _program(self, levels: Whole, sending: Sending) -> Program | None:
         calls = dict(self.always)
         machine = self.menu.problem.machine
         room = {tier: machine.capacity(tier) for tier in self.tiers}
@@ -293,8 +292,8 @@ class _Search:
                 room[link.staging_tier] -= link.staging_bytes
         senders = {*sending.senders}
         for place, call in reversed([*enumerate(self.calls)]):  # who is idle the shortest gets the fastest tier
-            choice = self.hulls[call.region][levels[call.id]]
-            names, nbytes = self._sent(call, choice, sending) if place in senders else ((), 0)
+            choice = self.hulls[call.region][levels[place]]
+            names, nbytes = self.sent(call, choice, sending.part) if place in senders else ((), 0)
             if not names:
                 calls[call.id] = CallPlan(choice.name)
                 continue
@@ -304,7 +303,7 @@ class _Search:
             room[tier] -= nbytes
             calls[call.id] = CallPlan(choice.name, names, tier, sending.release, sending.fetch)
         outside = {}
-        for gap, nbytes in self._sent_outside(senders):
+        for gap, nbytes in self.holding.outside_of(sending.senders):
             tier = next((tier for tier in self.tiers if room[tier] >= nbytes), None)
             if tier is None:
                 return None
@@ -312,60 +311,20 @@ class _Search:
             outside[gap] = CallPlan("", (EVERYTHING,), tier, sending.release, sending.fetch)
         return Program(calls, "auto", outside=outside)
 
-    def _sent(self, call: _Call, choice: Choice, sending: _Sending) -> tuple[tuple[str, ...], int]:
+    def sent(self, call: _Call, choice: Choice, part: float) -> tuple[tuple[str, ...], int]:
         """What a sender sends, by name, and its bytes."""
-        names, nbytes = self._names[call.region, choice.name, sending.part]
+        names, nbytes = self._names[call.region, choice.name, part]
         if choice.reads_inputs and call.input_bytes >= max(1, self.min_sent_bytes):
             return (*names, INPUTS), nbytes + call.input_bytes
         return names, nbytes
 
-    def _sent_outside(self, senders: Collection[int]) -> list[tuple[int, int]]:
-        """What ops outside of regions save goes with the calls behind them, where it is too much to ignore."""
-        least = self.budget_bytes // WORTH_SENDING
-        return [(gap, nbytes) for gap, nbytes in self.outside.items() if nbytes > least and gap in senders]
-
-    def _downward(self) -> list[int]:
-        """Calls, each to go one level down its hull, in the order of what a byte costs; of equals the first of the step first."""
+    def _downward(self) -> Whole:
+        """Places of calls, each to go one level down its hull, in the order of what a byte costs; of equals the first of the step first."""
         steps = []
-        for call in self.calls:
-            path = self.hulls[call.region]
-            for at, (before, after) in enumerate(pairwise(path)):
-                price = (after.seconds - before.seconds) / max(1, before.saved_bytes - after.saved_bytes)
-                steps.append((price, at, call.forward, call.id))
-        return [call for *_, call in sorted(steps)]
-
-    @staticmethod
-    def _after(levels: dict[int, int], steps: Iterable[int]) -> dict[int, int]:
-        levels = dict(levels)
-        for call in steps:
-            levels[call] += 1
-        return levels
-
-    def _peak(self, levels: dict[int, int], sending: _Sending) -> int:
-        change, scratch = [0] * (len(self.besides) + 1), [0] * len(self.besides)
-        last = len(self.calls) - 1
-        senders = {*sending.senders}
         for place, call in enumerate(self.calls):
-            choice = self.hulls[call.region][levels[call.id]]
-            scratch[call.forward], scratch[call.backward] = self._scratch[call.id, choice.name]
-            saved = self._saved[call.region][levels[call.id]]
-            change[call.forward] += saved
-            change[call.backward + 1] -= saved
-            if place in senders:
-                away = self._sent(call, choice, sending)[1]
-                gone = max(self.calls[min(place + sending.release, last)].forward, call.forward) + 1
-                back = self.calls[min(place + sending.fetch, last)].backward
-                if gone < back:
-                    change[gone] -= away
-                    change[back] += away
-        for gap, nbytes in self._sent_outside(senders):
-            gone = self.calls[min(gap + sending.release - 1, last)].forward + 1
-            back = self.calls[min(gap + sending.fetch - 1, last)].backward
-            if gone < back:
-                change[gone] -= nbytes
-                change[back] += nbytes
-        held = np.cumsum(np.array(change[:-1], dtype=np.int64)) + self.besides + np.array(scratch, dtype=np.int64)
-        return int(held.max(initial=0))
+            for at, (before, after) in enumerate(pairwise(self.hulls[call.region])):
+                steps.append((_price(before, after), at, call.forward, place))
+        return np.array([place for *_, place in sorted(steps)], dtype=np.int64)
 
 
 class _Clock:
@@ -401,8 +360,8 @@ class _Clock:
         own = (min(sum(self.own[place, choice.name]) for choice in self.search.menu.choices[call.region]) for place, call in enumerate(calls))
         return self.rest + sum(between for between, *_ in self.events) + sum(own)
 
-    def seconds(self, levels: dict[int, int], sending: _Sending) -> float:
-        search, senders = self.search, {*sending.senders}
+    def seconds(self, levels: Whole, sending: Sending) -> float:
+        search, senders, at = self.search, {*sending.senders}, levels.tolist()
         last = len(search.calls) - 1
         now = out = back = 0.0
         gone: dict[int, float] = {}
@@ -415,12 +374,12 @@ class _Clock:
             fetched.setdefault(min(place + sending.fetch, last), []).append(place)
         for between, place, is_forward in self.events:
             call = search.calls[place]
-            choice = search.hulls[call.region][levels[call.id]]
+            choice = search.hulls[call.region][at[place]]
             now += between
             if is_forward:
                 now += self.own[place, choice.name][0]
                 if place in senders and self.out is not None:
-                    sent[place] = search._sent(call, choice, sending)[1]
+                    sent[place] = search.sent(call, choice, sending.part)[1]
                     out = gone[place] = max(out, now) + self.out.latency_seconds + sent[place] / self.out.bytes_per_second
                 for sender in released.get(place, ()):
                     now = max(now, gone.get(sender, 0.0))
@@ -475,11 +434,10 @@ def _own_input_bytes(graph: Graph, inputs: Sequence[int], call: int) -> int:
     return found
 
 
-def _workspace(forward: int, backward: int, choice: Choice, menu: Menu) -> tuple[int, int]:
+def _workspace(forward: Op, backward: Op, choice: Choice) -> tuple[int, int]:
     """Measured, or what the coarse graph estimates for the first choice."""
-    ahead = choice.forward_workspace_bytes
-    behind = choice.backward_workspace_bytes
-    return forward if ahead is None else ahead, backward if behind is None else behind
+    ahead, behind = choice.forward_workspace_bytes, choice.backward_workspace_bytes
+    return forward.workspace_bytes if ahead is None else ahead, backward.workspace_bytes if behind is None else behind
 
 
 def with_budget(menu: Menu, budget_bytes: int) -> Menu:

@@ -79,6 +79,7 @@ class _Search:
         takes: Callable[[Mapping[str, Placement]], tuple[int, int]],
         on_trial: Callable[[], None],
     ) -> None:
+        self.began = time.monotonic()
         self.takes = takes
         self.menu, self.units, self.update = menu, units, update
         self.tiers, self.min_sent_bytes, self.deadline, self.on_trial = tiers, min_sent_bytes, deadline, on_trial
@@ -179,7 +180,10 @@ class _Search:
         return min(found, key=lambda chosen: chosen.seconds)
 
     def _closer(self, chosen: Chosen) -> Chosen:
-        """The same states, and activations around them as well as it goes."""
+        """The same states, and activations around them as well as it goes, if there is time left."""
+        now = time.monotonic()
+        if now + (now - self.began) > self.deadline:
+            return chosen
         states = chosen.program.states
         passing, _ = self.takes(states) if states else (0, 0)
         sends = any(plan.sent for plan in chosen.program.calls.values())

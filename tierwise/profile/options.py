@@ -55,6 +55,7 @@ class OptionTimes:
         return max(self.backward_device_seconds, self.backward_host_seconds)
 
 
+IN_PASSING = ", in passing"  # behind the key of what was timed before the clocks had settled
 Forward = Callable[..., Any]
 """forward(module, *args, **kwargs), such as a CompiledOption or Block.forward."""
 
@@ -67,6 +68,7 @@ def option_times(
     *,
     option: Any = None,
     cache: Path | None = None,
+    settle: bool = True,
 ) -> OptionTimes:
     """`time_option`, or what it said the last time. `option` is the regions.Option, if `forward` does not carry it."""
     option = option if option is not None else getattr(forward, "option", None)
@@ -74,21 +76,30 @@ def option_times(
         raise BadInput("which option is timed is not known, so it cannot be remembered; pass option=, or call time_option")
     remembered = TimingCache(cache or cache_folder() / "options.json")
     key = option_key(option, module, args, kwargs or {})
+    if key not in remembered and not settle:
+        key += IN_PASSING
     if key not in remembered:
-        remembered[key] = astuple(time_option(forward, module, args, kwargs))
+        remembered[key] = astuple(time_option(forward, module, args, kwargs, settle=settle))
         remembered.save()
     numbers = remembered[key]
     return OptionTimes(*numbers[:4], *map(int, numbers[4:]))  # type: ignore[call-arg,arg-type]
 
 
-def is_timed(option: Any, module: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, cache: Path | None = None) -> bool:
+def is_timed(
+    option: Any, module: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, cache: Path | None = None,
+    settle: bool = True,
+) -> bool:  # fmt: skip
     """Whether `option_times` has its answer already."""
-    return option_key(option, module, args, kwargs or {}) in TimingCache(cache or cache_folder() / "options.json")
+    remembered, key = TimingCache(cache or cache_folder() / "options.json"), option_key(option, module, args, kwargs or {})
+    return key in remembered or (not settle and key + IN_PASSING in remembered)
 
 
-def time_option(forward: Forward, module: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> OptionTimes:
+def time_option(
+    forward: Forward, module: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, settle: bool = True
+) -> OptionTimes:
     """Run the option on its module and on copies of its arguments until the clocks have settled; fake or meta arguments become random numbers.
 
+    settle    wait for the clocks; for what is a small share of a step a second of that is too much
     Takes about a third of a second and, in memory, one call at a time: a copy of the arguments, what the call saves, and its gradients.
     Call it inside the torch.autocast the step runs under, if any.
     """
@@ -102,7 +113,7 @@ def time_option(forward: Forward, module: nn.Module, args: Sequence[Any] = (), k
         backward_bytes = measured_bytes(call.backward, device)
         gradient_bytes = _storage_bytes(call.gradients, call.given, device)
         call.forget()
-        forwards, backwards = sustained((call.forward, call.backward_and_forget), device)
+        forwards, backwards = sustained((call.forward, call.backward_and_forget), device, settle=settle)
         del call
     if device.type == "cuda":
         torch.cuda.empty_cache()

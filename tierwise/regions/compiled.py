@@ -16,10 +16,10 @@ from torch import fx
 
 from .options import Option
 from .partition import OptionPartitioner
-from .torch_compat import aot_with_partition, inductor_with_partition
+from .torch_compat import aot_with_partition, inductor_with_partition, kernels_together
 from .tracing import as_one_graph, capture_errors_explained
 
-__all__ = ["CompiledOption", "compile_option"]
+__all__ = ["CompiledOption", "compile_option", "kernels_together"]
 
 
 class CompiledOption:
@@ -33,9 +33,18 @@ class CompiledOption:
         def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             self.compilations += 1
             if compile:
-                return inductor_with_partition(gm, inputs, partitioner, precision_casts=precision_casts, donate=donate)
-            return aot_with_partition(gm, inputs, partitioner)
+                made = inductor_with_partition(gm, inputs, partitioner, precision_casts=precision_casts, donate=donate)
+            else:
+                made = aot_with_partition(gm, inputs, partitioner)
 
+            def run(*args: Any) -> Any:
+                if self._only_compiles:
+                    raise _Compiled
+                return made(*args)
+
+            return run
+
+        self._only_compiles = False
         self._plain = forward
         self._one_graph = as_one_graph(forward, backend, f"option_{option.name}".replace("-", "_"))
 
@@ -45,6 +54,21 @@ class CompiledOption:
             return self._plain(module, *args, **kwargs)
         with capture_errors_explained():
             return self._one_graph(module, *args, **kwargs)
+
+    def compile_for(self, module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> None:
+        """Compile for such a call, which is not run."""
+        self._only_compiles = True
+        try:
+            with torch.enable_grad():
+                self(module, *args, **kwargs)
+        except _Compiled:
+            pass
+        finally:
+            self._only_compiles = False
+
+
+class _Compiled(Exception):
+    """Raised in place of running what was compiled."""
 
 
 def compile_option(

@@ -5,7 +5,10 @@ Each name is wrapped in a function or re-exported under a plain one, so that whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -20,6 +23,8 @@ from torch._functorch.partitioners import (
     reordering_to_mimic_autograd_engine,
 )
 from torch._guards import TracingContext
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.codecache import CodeCacheFuture
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -27,8 +32,9 @@ from torch.fx.graph import _BoxedCodeGen
 from torch.utils.flop_counter import flop_registry
 
 __all__ = [
-    "CAPTURE_ERRORS", "Backend", "CustomPartitionerFn", "FakeTensor", "aot_with_partition", "flops_of", "has_flop_formula", "inductor_with_partition",
-    "inner_error", "is_higher_order", "min_cut_saved", "ordered_for_memory", "split_graph", "with_early_parts", "without_duplicates",
+    "CAPTURE_ERRORS", "Backend", "CustomPartitionerFn", "FakeTensor", "aot_with_partition", "flops_of", "has_flop_formula",
+    "inductor_with_partition", "inner_error", "is_higher_order", "kernels_together", "min_cut_saved", "ordered_for_memory", "split_graph",
+    "with_early_parts", "without_duplicates",
 ]  # fmt: skip
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -56,6 +62,34 @@ def inductor_with_partition(
     with functorch_config.patch(donated_buffer=donate, force_non_lazy_backward_lowering=True):
         compiled: Any = compile_fx(gm, inputs, inner_compile=inner, config_patches=patches)
         return compiled  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def kernels_together() -> Iterator[None]:
+    """Kernels of all graphs that are compiled inside are waited for at the end. Torch waits for those of each graph, and the processors that compile
+    them rest while the next graph is lowered. Nothing that is compiled inside may run there."""
+    waiting: list[tuple[AsyncCompile, dict[str, Any]]] = []
+    wait, mine = AsyncCompile.wait, threading.get_ident()
+
+    def later(self: AsyncCompile, scope: dict[str, Any]) -> None:
+        if threading.get_ident() == mine:
+            waiting.append((self, scope))
+        else:
+            wait(self, scope)
+
+    AsyncCompile.wait = later  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        AsyncCompile.wait = wait  # type: ignore[method-assign]
+        made: dict[int, Any] = {}  # graphs share kernels, and none may be made ready twice
+        for compiling, scope in waiting:
+            for name, found in list(scope.items()):
+                if isinstance(found, (Future, CodeCacheFuture)):
+                    if id(found) not in made:
+                        made[id(found)] = found.result()
+                    scope[name] = made[id(found)]
+            wait(compiling, scope)
 
 
 def aot_with_partition(gm: fx.GraphModule, inputs: Sequence[Any], partition: Partition, *, compiler: Any = None) -> Callable[..., Any]:

@@ -238,8 +238,11 @@ def test_recomputed_regions(reentrant, update, tmp_path):
         model = net()
         model.__class__ = type("C", (Checkpointed,), {"reentrant": reentrant})
         optimizer = adamw(model)
+        runs: list[int] = []
+        model.layers[0].register_forward_pre_hook(lambda *_, runs=runs: runs.append(1))
         with placed(model, optimizer, placements, directory=tmp_path, masters="fp32", update=update):
             results.append([plain_loop(model, optimizer, step) for step in range(3)])
+        assert len(runs) == 6, "what it saved was let go, and it ran again in each backward"
     assert results[0] == results[1] == results[2]
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
+from ..torch_compat import others_hold_saved_tensors
 from .torch_compat import backward_number, in_backward
 
 
@@ -66,7 +67,8 @@ class Driver:
     def _before(self, path: str) -> Callable[..., None]:
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
             self._listener.before_region_forward(path)
-            if torch.is_grad_enabled():
+            # Hooks within those of torch.utils.checkpoint would keep all that it lets go; who checkpoints brings parameters by running again.
+            if torch.is_grad_enabled() and not others_hold_saved_tensors(ours=self._listener.pack):
                 hooks = saved_tensors_hooks(self._listener.pack, self._listener.unpack)
                 hooks.__enter__()
                 self._entered.append((module, hooks))
