@@ -47,6 +47,13 @@ def test_what_was_measured_decides(monkeypatch):
     assert asked == [["checkpoint", "keep"]]
 
 
+def test_where_many_are_wanted_the_most_used_are_measured_first(monkeypatch):
+    monkeypatch.setattr(programs, "MANY_COMPILATIONS", 1)
+    chosen, asked = plan(monkeypatch, menu(4, 180), {})
+    assert sorted(chosen) == ["checkpoint", "keep", "keep", "keep"]
+    assert asked == [["keep"], ["checkpoint"]], "without it nothing fits"
+
+
 def test_estimates_too_careful_are_measured_before_it_is_called_impossible(monkeypatch):
     careful = replace(CHECKPOINT, backward_workspace_bytes=500)
     question = menu(4, 120)

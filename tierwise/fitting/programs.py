@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,7 @@ ROUNDS = 3  # of planning and measuring
 PLAN_SECONDS = 10.0  # of planning in all, not counting what is compiled and timed
 FIRST_SHARE = 0.1  # of these, for a plan that only says what to measure
 GUESSED_SECONDS = 2.0  # of planning for a device whose times are guesses
+MANY_COMPILATIONS = 8
 WORTH_A_COMPILATION = 1.01  # a plan that promises less than this over what is measured is not worth compiling for
 
 
@@ -57,7 +59,7 @@ def program_for(
         if best is None:  # on estimates; they are careful, so measure before saying that it cannot be done: first what saves least
             wanted = _last(prepared.menu) if round == 0 else _all_unmeasured(prepared.menu)
         else:
-            wanted = _unmeasured(prepared.menu, best.program)
+            wanted = _most_used(_unmeasured(prepared.menu, best.program), prepared.menu, best.program)
             known = choose.quickly(_measured_only(prepared.menu)) if wanted else None
             if known is not None and known.seconds <= best.seconds * WORTH_A_COMPILATION:
                 break
@@ -108,6 +110,14 @@ def _unmeasured(menu: Menu, program: Program) -> dict[int, set[str]]:
         if not menu.choice(call, plan.choice).measured:
             found.setdefault(menu.problem.graph.calls[call].region, set()).add(plan.choice)
     return found
+
+
+def _most_used(wanted: dict[int, set[str]], menu: Menu, program: Program) -> dict[int, set[str]]:
+    """Where they are many, of each class the one that most calls use: what else is worth its compilation is asked for again."""
+    if sum(map(len, wanted.values())) <= MANY_COMPILATIONS:
+        return wanted
+    calls = Counter((menu.problem.graph.calls[call].region, plan.choice) for call, plan in program.calls.items())
+    return {region: {max(sorted(names), key=lambda name: calls[region, name])} for region, names in wanted.items()}
 
 
 def _last(menu: Menu) -> dict[int, set[str]]:

@@ -26,6 +26,7 @@ from .image import Image, image, outside_storages
 DISTANCES = ((2, 2), (1, 1), (2, 1), (4, 2))  # (release, fetch) to try, in calls
 STRIDES = (1, 2, 3, 4, 6, 8)  # every so manyth call sends
 PARTS = (1.0, 0.5)  # of what a call saves, sent: the largest values first
+PATIENCE = (0.0, 0.5, 1.0, 2.0)  # of what a call sends, in its time on the link: how long it waits for its turn
 TRIALS = 9  # numbers of sending calls to try between none and all, then again around the best
 SKETCHES = 4  # the best of their kind, to be looked at more closely
 IMAGES = 8  # and so many of the best after that are simulated
@@ -47,6 +48,12 @@ def keep_everything(menu: Menu) -> Program:
     """Every call with the choice that saves the most."""
     graph = menu.problem.graph
     return Program({call.id: CallPlan(menu.choices[call.region][0].name) for call in graph.calls if call.region in menu.choices}, "keep_all")
+
+
+def _everything_recomputed(menu: Menu) -> Program:
+    """Every call with the choice that saves the least."""
+    graph = menu.problem.graph
+    return Program({call.id: CallPlan(menu.choices[call.region][-1].name) for call in graph.calls if call.region in menu.choices}, "auto")
 
 
 def choose(
@@ -133,8 +140,10 @@ class _Search:
         made = image(menu, base)
         graph, coarse = made.problem.graph, made.coarse
         self.budget_bytes = menu.problem.budget_bytes
+        least = image(menu, _everything_recomputed(menu))  # where a call reads what it returned, the next one's input is not its own
+        own = [{call: _own_input_bytes(of.problem.graph, of.coarse.inputs[call], call) for call in coarse.backward} for of in (made, least)]
         self.calls = [
-            _Call(call, graph.calls[call].region, coarse.forward[call], coarse.backward[call], _own_input_bytes(graph, coarse.inputs[call], call))
+            _Call(call, graph.calls[call].region, coarse.forward[call], coarse.backward[call], min(found[call] for found in own))
             for call in sorted(coarse.forward, key=coarse.forward.__getitem__)
             if call in coarse.backward
         ]
@@ -143,13 +152,7 @@ class _Search:
             gap: sum(graph.storages[storage].nbytes for storage in outside_storages(graph, coarse, inside, gap)) for gap in range(len(inside))
         }
         self.always = [plan for plan in base.calls.items() if plan[0] not in {call.id for call in self.calls}]
-        held = list(graph.live_bytes)
-        for call in self.calls:
-            choice = menu.choices[call.region][0]
-            for op in range(call.forward, call.backward + 1):
-                held[op] -= choice.saved_bytes
-            held[call.forward] -= graph.ops[call.forward].workspace_bytes
-            held[call.backward] -= graph.ops[call.backward].workspace_bytes
+        besides = np.maximum(_besides(menu, made, 0), _besides(menu, least, -1))  # choices differ in whether they read what they returned
         self._names = {
             (region, choice.name, part): _largest(choice, part, min_sent_bytes)
             for region, path in self.hulls.items()
@@ -157,16 +160,16 @@ class _Search:
             for part in PARTS
         }
         self._deepest = np.array([len(self.hulls[call.region]) - 1 for call in self.calls], dtype=np.int64)
-        least = self.budget_bytes // WORTH_SENDING
+        worth_sending = self.budget_bytes // WORTH_SENDING
         paths = [(call, self.hulls[call.region]) for call in self.calls]
         self.holding = Holding(
-            np.array(held, dtype=np.int64),
+            besides,
             [call.forward for call in self.calls],
             [call.backward for call in self.calls],
             saved=[[choice.saved_bytes for choice in path] for _, path in paths],
             scratch=[[_workspace(graph.ops[call.forward], graph.ops[call.backward], choice) for choice in path] for call, path in paths],
             sent={part: [[self.sent(call, choice, part)[1] for choice in path] for call, path in paths] for part in PARTS},
-            outside={gap: nbytes for gap, nbytes in self.outside.items() if nbytes > least},  # where it is too much to ignore
+            outside={gap: nbytes for gap, nbytes in self.outside.items() if nbytes > worth_sending},  # where it is too much to ignore
         )
         self._steps = self._downward()
         self._clock = _Clock(self, made.problem.device_seconds)
@@ -182,6 +185,7 @@ class _Search:
         if not self.tiers:
             return
         sketches = self._patterns()
+        sketches |= {sketch.sending: sketch for sketch in self._as_the_link_has_time()}
         starts = sorted(sketches.values(), key=_by_seconds)[:SKETCHES]
         # The first calls send all they save: what memory does with these is simplest, so that of each level the best is looked at.
         first = (self._first_calls(level, distance) for level in range(self.levels) for distance in (2, 1))
@@ -211,6 +215,16 @@ class _Search:
                         if worse == 2:
                             break
         return found
+
+    def _as_the_link_has_time(self) -> Iterator[_Sketch]:
+        """Whoever finds the link free when it is done sends, or finds it free soon enough. Where calls differ, that is no pattern of places."""
+        for level in range(self.levels):
+            for part in PARTS:
+                found = {tuple(self._clock.senders(level, part, patience, first)) for patience in PATIENCE for first in (0, 1)}
+                for senders in sorted(found - {()}):
+                    for release, fetch in ((2, 2), (4, 2)):
+                        if (sketch := self.sketch(Sending(senders, level, part, release, fetch))) is not None:
+                            yield sketch
 
     def _first_calls(self, level: int, distance: int) -> _Sketch | None:
         """The best number of first calls that send all they save at a level."""
@@ -327,6 +341,9 @@ class _Search:
         return np.array([place for *_, place in sorted(steps)], dtype=np.int64)
 
 
+_Item = tuple[int, bool]  # place of a call; what it saves, or what is outside of regions before it
+
+
 class _Clock:
     """A sketch of the simulator: calls in order, what runs between them, and one lane each way to the fastest tier."""
 
@@ -354,6 +371,22 @@ class _Clock:
             for choice in search.menu.choices[call.region]
         }
 
+    def senders(self, level: int, part: float, patience: float, first: int) -> Iterator[int]:
+        """Places of calls, from one on, that send at a level of their hulls when the link is free within so many times what they would take of it."""
+        search, now, out = self.search, 0.0, 0.0
+        for between, place, is_forward in self.events:
+            if not is_forward or self.out is None:
+                return
+            call = search.calls[place]
+            path = search.hulls[call.region]
+            choice = path[min(level, len(path) - 1)]
+            now += between + self.own[place, choice.name][0]
+            nbytes = search.sent(call, choice, part)[1]
+            taken = nbytes / self.out.bytes_per_second
+            if nbytes and place >= first and out <= now + patience * taken:
+                out = max(out, now) + taken
+                yield place
+
     def least_seconds(self) -> float:
         """Every call by its fastest choice, and no waiting."""
         calls = self.search.calls
@@ -363,32 +396,36 @@ class _Clock:
     def seconds(self, levels: Whole, sending: Sending) -> float:
         search, senders, at = self.search, {*sending.senders}, levels.tolist()
         last = len(search.calls) - 1
-        now = out = back = 0.0
-        gone: dict[int, float] = {}
-        there: dict[int, float] = {}
-        sent: dict[int, int] = {}
-        released: dict[int, list[int]] = {}
-        fetched: dict[int, list[int]] = {}
-        for place in sending.senders:
-            released.setdefault(min(place + sending.release, last), []).append(place)
-            fetched.setdefault(min(place + sending.fetch, last), []).append(place)
+        now = out = back = behind = 0.0
+        gone: dict[_Item, float] = {}
+        there: dict[_Item, float] = {}
+        sent: dict[_Item, int] = {(place, True): nbytes for place, nbytes in search.holding.outside_of(sending.senders)}
+        released: dict[int, list[_Item]] = {}
+        fetched: dict[int, list[_Item]] = {}
+        for place, is_outside in [*((place, False) for place in sending.senders), *sent]:  # what is outside is before the call in program order
+            released.setdefault(min(place + sending.release - is_outside, last), []).append((place, is_outside))
+            fetched.setdefault(min(place + sending.fetch - is_outside, last), []).append((place, is_outside))
         for between, place, is_forward in self.events:
             call = search.calls[place]
             choice = search.hulls[call.region][at[place]]
-            now += between
+            now = max(now, behind) + between
+            behind = 0.0
             if is_forward:
+                if (place, True) in sent and self.out is not None:
+                    out = gone[place, True] = max(out, now) + self.out.latency_seconds + sent[place, True] / self.out.bytes_per_second
                 now += self.own[place, choice.name][0]
                 if place in senders and self.out is not None:
-                    sent[place] = search.sent(call, choice, sending.part)[1]
-                    out = gone[place] = max(out, now) + self.out.latency_seconds + sent[place] / self.out.bytes_per_second
-                for sender in released.get(place, ()):
-                    now = max(now, gone.get(sender, 0.0))
+                    sent[place, False] = search.sent(call, choice, sending.part)[1]
+                    out = gone[place, False] = max(out, now) + self.out.latency_seconds + sent[place, False] / self.out.bytes_per_second
+                for item in released.get(place, ()):
+                    now = max(now, gone.get(item, 0.0))
             else:
-                for sender in reversed(fetched.get(place, ())):
-                    if sender in sent and self.back is not None:
-                        back = there[sender] = max(back, now) + self.back.latency_seconds + sent[sender] / self.back.bytes_per_second
-                now = max(now, there.get(place, 0.0)) + self.own[place, choice.name][1]
-        return now + self.rest
+                for item in sorted(fetched.get(place, ()), key=lambda item: (-item[0], item[1])):
+                    if item in sent and self.back is not None:
+                        back = there[item] = max(back, now) + self.back.latency_seconds + sent[item] / self.back.bytes_per_second
+                now = max(now, there.get((place, False), 0.0)) + self.own[place, choice.name][1]
+                behind = there.get((place, True), 0.0)  # for the ops that come now
+        return max(now, behind) + self.rest
 
 
 def _by_seconds(sketch: _Sketch) -> tuple[float, int]:
@@ -432,6 +469,18 @@ def _own_input_bytes(graph: Graph, inputs: Sequence[int], call: int) -> int:
         if not storage.lasting and storage.role is not Role.INPUT and all(graph.ops[use].region == call for use in backward):
             found += storage.nbytes
     return found
+
+
+def _besides(menu: Menu, made: Image, which: int) -> Whole:
+    """Bytes by op without what calls save and take while they run, in an image in which all have their first or their last choice."""
+    graph, coarse = made.problem.graph, made.coarse
+    held = np.array(graph.live_bytes, dtype=np.int64)
+    for call, backward in coarse.backward.items():
+        forward = coarse.forward[call]
+        held[forward : backward + 1] -= menu.choices[graph.calls[call].region][which].saved_bytes
+        for op in (forward, backward):
+            held[op] -= graph.ops[op].workspace_bytes
+    return held
 
 
 def _workspace(forward: Op, backward: Op, choice: Choice) -> tuple[int, int]:

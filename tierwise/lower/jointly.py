@@ -32,6 +32,7 @@ CORRECTIONS = 3  # times that the room for activations is made smaller when a wh
 GOOD_ENOUGH = 1.01  # of the time that keeping everything takes: nothing that moves state can gain more than the rest
 LITTLE = 0.05  # of the budget: lasting state of less than this is not worth moving where activations alone fit
 WORTH_IT = 0.95  # moving state must gain this much over leaving it: it takes host memory, and predictions are better for what stays
+OUT_OF_REACH = 1.03  # of what the linear program promises: so near to it no plan comes that moves state
 CLEARLY = 0.99  # of another plan's time
 LEAST_OF_THE_LINK = 0.02  # of its rate, where updates have it for themselves
 BOTH = (False, True)  # activations stay or are made again; or some are sent, too
@@ -85,6 +86,7 @@ class _Search:
         self.tiers, self.min_sent_bytes, self.deadline, self.on_trial = tiers, min_sent_bytes, deadline, on_trial
         self.tried: dict[tuple[Split, bool], Chosen | None] = {}
         self.planned: dict[tuple[frozenset[tuple[str, Placement]], bool], Chosen | None] = {}  # by states, and whether activations are sent
+        self.too_large: list[Split] = []  # for the device, with all activations there
         self.least_bytes: int | None = None
         self.lacks: dict[str, int] = {}  # below the device: what a plan would have taken of a tier
         self.host_bytes = menu.problem.machine.capacity("dram")
@@ -113,7 +115,9 @@ class _Search:
             return self._closer(alone)
         if alone is not None and alone.seconds <= GOOD_ENOUGH * keeping_everything(self.menu)[0]:
             return alone
-        promising = self._promising()
+        least, promising = self._promising()
+        if alone is not None and alone.seconds * WORTH_IT <= least * OUT_OF_REACH:
+            return self._closer(alone)
         for split in promising:
             if self._try(split, (False,)) is None and split.held:
                 self._try(replace(split, held=0.0), (False,))
@@ -138,8 +142,8 @@ class _Search:
             best = alone
         return self._closer(best)
 
-    def _promising(self) -> list[Split]:
-        """By what the linear program makes of them on a machine whose host memory is shared, the best first."""
+    def _promising(self) -> tuple[float, list[Split]]:
+        """By what the linear program makes of them on a machine whose host memory is shared, the best first; and what it makes of that."""
         count = len(self.units)
         line = Bound(replace(self.menu, problem=self.busy.with_budget(max(1, self.busy.budget_bytes - self._besides_bytes()))), self.update)
         shares = {*HALVES, self.balance}
@@ -150,12 +154,13 @@ class _Search:
                     away = state / count
                     seconds = line.with_shares(away * (1 - streamed), away * streamed, parameters / count)
                     found.append((seconds, len(found), Split(state, parameters, streamed, float(self.may_hold))))
-        ordered = [split for seconds, _, split in sorted(found) if seconds < float("inf")]
+        found.sort()
+        ordered = [split for seconds, _, split in found if seconds < float("inf")]
         # Not ten that are all but one: of each pair of numbers of regions the best share. And parameters that come and go hold compute up in more
         # ways than these lines know, so they come second.
         first = {(split.state, split.parameters): split for split in reversed(ordered)}
         best = [split for split in ordered if first[split.state, split.parameters] is split]
-        return [
+        return found[0][0], [
             *[split for split in best if not split.parameters][:FIRST_SPLITS],
             *[split for split in best if split.parameters][: FIRST_SPLITS // 2],
         ]
@@ -239,6 +244,9 @@ class _Search:
                 continue
             if time.monotonic() > self.deadline and self._best() is not None:
                 break
+            if not sends and any(split.leaves_less_room_than(other) for other in self.too_large):
+                self.tried[split, sends] = None
+                continue
             self.tried[split, sends] = self._planned(split, self.tiers if sends else ())
         found = [chosen for sends in BOTH if (chosen := self.tried.get((split, sends))) is not None]
         return min(found, key=lambda chosen: chosen.seconds) if found else None
@@ -259,6 +267,8 @@ class _Search:
                 key = frozenset(states.items()), bool(tiers)
                 if key not in self.planned:  # splits whose numbers come to the same
                     self.planned[key] = self._with(states, passing, tiers)
+                    if self.planned[key] is None and not tiers:
+                        self.too_large.append(split)
                 return self.planned[key]
             self.lacks["dram"] = host
             short += host - self.host_bytes

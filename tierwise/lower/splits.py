@@ -22,6 +22,11 @@ class Split:
     streamed: float = 0.0  # share of the updates that are away
     held: float = 0.0  # share of these whose gradients wait for them on the device, if they may: the first ones, whose gradients come last
 
+    def leaves_less_room_than(self, other: Split) -> bool:
+        """On the device; what passes through it takes room there, too."""
+        less = self.state <= other.state and self.parameters <= other.parameters and self.held >= other.held
+        return less and (self.streamed > 0 or other.streamed == 0)
+
 
 class Splits:
     """`lacks`: by tier below the device, what a split would have taken of it."""
