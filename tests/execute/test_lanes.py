@@ -4,11 +4,13 @@ import gc
 import sys
 import threading
 import weakref
+from types import SimpleNamespace
 
 import pytest
 
 from tierwise.errors import CopyFault
 from tierwise.execute.lanes import TURN_SECONDS, Lane, Signal, Turns, all_of, settled
+from tierwise.execute.pace import Pace
 
 
 @pytest.fixture
@@ -107,3 +109,23 @@ def test_turns_are_shorter_while_they_have_to_be():
     turns.close()
     assert sys.getswitchinterval() == 0.25
     sys.setswitchinterval(before)
+
+
+def test_the_host_is_never_more_than_a_few_regions_ahead():
+    waited = []
+
+    class Mark:
+        def __init__(self, number, is_done):
+            self.number, self.is_done = number, is_done
+
+        def done(self):
+            return self.is_done
+
+        def wait(self):
+            waited.append(self.number)
+
+    marks = iter(Mark(number, is_done=number == 1) for number in range(9))
+    pace = Pace(SimpleNamespace(mark=lambda: next(marks)), ahead=4)
+    for _ in range(7):
+        pace.next()
+    assert waited == [0, 2], "the fifth region waits for the first; the second is over when the sixth comes"

@@ -29,6 +29,7 @@ from ..device import Device
 from ..host_pool import HostPool
 from ..lanes import Lane
 from ..nvme import NvmeStore
+from ..pace import Pace
 from .arithmetic import Arithmetic, Formula, Torchs
 from .checkpoint import Checkpoints
 from .driver import Driver, watch
@@ -113,6 +114,7 @@ class States:
         self._shelf: Shelf | None = None
         self._stepping: Stepping | None = None
         self._bring: Lane | None = None
+        self._pace: Pace | None = None
 
     # -- the beginning and the end ----------------------------------------------------------------------------------------------------
 
@@ -125,6 +127,7 @@ class States:
         self._pool, self._store = pool, store
         self._check()
         self._updates = Updates(self.device, pool, self._arithmetic(), self.stored)
+        self._pace = Pace(self.device) if self._updates.runs_beside else None
         try:
             if pool is not None:
                 self._traffic = Traffic(self.device, pool, self._updates.host_lane, leaving_bytes=self._leaving_bytes)
@@ -221,6 +224,8 @@ class States:
 
     def before_region_forward(self, path: str) -> None:
         """The region's parameters are there and updated, for compute that comes from now on; those of the next regions are on their way."""
+        if self._pace is not None:
+            self._pace.next()
         self.residency.before_forward(path)
 
     def after_region_forward(self, path: str) -> None:
@@ -232,6 +237,8 @@ class States:
 
     def before_region_backward(self, path: str) -> None:
         """Called inside backward, before the first op of the region's."""
+        if self._pace is not None:
+            self._pace.next()
         self.residency.before_backward(path)
 
     def inputs_done(self, path: str) -> None:
@@ -514,6 +521,7 @@ class States:
             self._shelf.close()
         if self._passes is not None:
             self._passes.close()
+        self._pace = None
         self._updates = self._ledger = self._moving = self._traffic = self._shelf = self._stepping = self._bring = self._passes = None
 
 

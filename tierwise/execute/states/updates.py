@@ -135,6 +135,11 @@ class Updates:
             self.staging = Staging(device, staged)
 
     @property
+    def runs_beside(self) -> bool:
+        """Whether anything is updated while the model runs."""
+        return bool(self._lanes)
+
+    @property
     def host_lane(self) -> Lane:
         """Where the host works on gradients: beside compute, before the updates that come after."""
         if "cpu" not in self._lanes:
