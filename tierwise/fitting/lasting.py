@@ -25,6 +25,7 @@ from ..ir import ON_DEVICE, Placement, Program
 PASSING_SHARE = 50  # of the budget, one part in so many for gradients that leave, and for state that is streamed
 HELD_SHARE = 10  # of the budget, one part in so many for gradients whose updates are under way during backward
 MOST_UNITS_IN_FLIGHT = 4
+MOST_CHUNKS = 24  # that a module's state is cut into, if there is room for larger ones: each is issued by a thread that shares Python's lock
 TORCHS_ROWS = 2  # state of an element without a master: so many of the parameter's own type
 
 
@@ -44,7 +45,8 @@ class Lasting:
         widest = max((parameter.element_size() for parameter in session.model.parameters()), default=1)
         state = MASTERED_BYTES if masters == "fp32" else TORCHS_ROWS * widest
         # A buffer has state, gradient and parameter of a chunk.
-        self._chunk_elements = max(1, min(STREAM_CHUNK_BYTES // state, share // (STAGING_BUFFERS * (state + 2 * widest))))
+        self._chunk_elements = STREAM_CHUNK_BYTES // state
+        self._most_chunk_elements = max(1, share // (STAGING_BUFFERS * (state + 2 * widest)))
         self._held_bytes = budget_bytes // HELD_SHARE
         self._session, self._below, self._optimizer = session, below, optimizer
         self._masters, self._update = masters, update
@@ -65,10 +67,16 @@ class Lasting:
     def _states(self, placements: Mapping[str, Placement]) -> States:
         return States(
             self._session.model, self._optimizer, placements, self._session.device, update=self._update, masters=self._masters,
-            source=self._source, leaving_bytes=self._leaving_bytes, stream_chunk_elements=self._chunk_elements,
+            source=self._source, leaving_bytes=self._leaving_bytes, stream_chunk_elements=self._stream_chunk_elements(placements),
             units_in_flight=self._units_in_flight(placements),
             threads=self.host.threads if self.host else None, cpus=self.host.cpus if self.host else None,
         )  # fmt: skip
+
+    def _stream_chunk_elements(self, placements: Mapping[str, Placement]) -> int:
+        """Of state that passes through the device: what the link likes, more where a module would come in very many, within the room for it."""
+        model = self._session.model
+        largest = max((sum(parameter.numel() for parameter in model.get_submodule(path).parameters()) for path in placements), default=0)
+        return min(max(self._chunk_elements, largest // MOST_CHUNKS), self._most_chunk_elements)
 
     def _units_in_flight(self, placements: Mapping[str, Placement]) -> int:
         """As many as may hold their gradients at once, besides the one that backward fills."""
