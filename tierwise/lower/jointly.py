@@ -33,6 +33,7 @@ GOOD_ENOUGH = 1.01  # of the time that keeping everything takes: nothing that mo
 LITTLE = 0.05  # of the budget: lasting state of less than this is not worth moving where activations alone fit
 WORTH_IT = 0.95  # moving state must gain this much over leaving it: it takes host memory, and predictions are better for what stays
 OUT_OF_REACH = 1.03  # of what the linear program promises: so near to it no plan comes that moves state
+AS_GOOD = 1.01  # of the least that the linear program finds
 CLEARLY = 0.99  # of another plan's time
 LEAST_OF_THE_LINK = 0.02  # of its rate, where updates have it for themselves
 BOTH = (False, True)  # activations stay or are made again; or some are sent, too
@@ -146,20 +147,20 @@ class _Search:
         """By what the linear program makes of them on a machine whose host memory is shared, the best first; and what it makes of that."""
         count = len(self.units)
         line = Bound(replace(self.menu, problem=self.busy.with_budget(max(1, self.busy.budget_bytes - self._besides_bytes()))), self.update)
-        shares = {*HALVES, self.balance}
+        shares = sorted({*HALVES, self.balance})
         found: list[tuple[float, int, Split]] = []
         for state in sorted({round(part * count / GRID) for part in range(1, GRID + 1)} - {0}):
             for parameters in sorted({round(share * state) for share in HALVES}):
-                for streamed in sorted(shares):
-                    away = state / count
-                    seconds = line.with_shares(away * (1 - streamed), away * streamed, parameters / count)
-                    found.append((seconds, len(found), Split(state, parameters, streamed, float(self.may_hold))))
+                away = state / count
+                seconds = {streamed: line.with_shares(away * (1 - streamed), away * streamed, parameters / count) for streamed in shares}
+                least = min(seconds.values())
+                # Of each pair of numbers of regions one share: of those that are as good by these lines, the one that leaves cpu and link some time.
+                as_good = [streamed for streamed in shares if seconds[streamed] <= least * AS_GOOD]
+                streamed = min(as_good, key=lambda share: abs(share - self.balance))
+                found.append((least, len(found), Split(state, parameters, streamed, float(self.may_hold))))
         found.sort()
-        ordered = [split for seconds, _, split in found if seconds < float("inf")]
-        # Not ten that are all but one: of each pair of numbers of regions the best share. And parameters that come and go hold compute up in more
-        # ways than these lines know, so they come second.
-        first = {(split.state, split.parameters): split for split in reversed(ordered)}
-        best = [split for split in ordered if first[split.state, split.parameters] is split]
+        best = [split for least, _, split in found if least < float("inf")]
+        # Parameters that come and go hold compute up in more ways than these lines know, so they come second.
         return found[0][0], [
             *[split for split in best if not split.parameters][:FIRST_SPLITS],
             *[split for split in best if split.parameters][: FIRST_SPLITS // 2],
@@ -199,7 +200,10 @@ class _Search:
         """From the best so far: other shares of streamed updates, then ever smaller changes of both numbers. Whether activations are sent, too, is
         asked of the best ones only: the link may have better things to do."""
         count = len(self.units)
-        step = max(1, count // 4)
+        step = max(1, count // 8)
+        for streamed in (0.0, self.balance):
+            split = self._best_split()
+            self._try(replace(split, streamed=streamed), (self._sends(split),))
         while True:
             split = self._best_split()
             self._try(split)
