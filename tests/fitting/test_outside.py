@@ -1,34 +1,85 @@
-"""Ops outside of regions take what they take on the device."""
+"""Tensors that ops outside of regions save are sent too, where they are too large to ignore."""
 
 from __future__ import annotations
 
+import pytest
 import torch
-from fitting.test_states import batch, model_and_optimizer
-from fitting.training import fitting
+from torch import nn
 
-from tierwise.capture.recipes import recipe_of
-from tierwise.fitting import outside
-from tierwise.profile.taken import Taken
+from tierwise.execute import passes
+from tierwise.fitting import fit, fitted_of, plan_of, release
+from tierwise.lower import image
 
 
-def test_the_longest_ops_outside_of_regions_are_timed_and_no_others(monkeypatch):
-    model, optimizer = model_and_optimizer()
-    with fitting(model, optimizer=optimizer, budget="1200KiB") as found:
-        found.prepare((), batch(0))
-        (menu,) = (prepared.menu for prepared in found._menus.values())
-    graph, costs = menu.problem.graph, menu.problem.costs.op_seconds
-    recipes = {op.id: recipe_of(torch.ops.aten.add.Tensor, (torch.empty(op.id % 2 + 1, 4), 1.0), {}) for op in graph.ops}
-    asked = {}
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
 
-    def op_times(recipes, card):
-        asked.update(recipes)
-        return {op: Taken(7.0, 0.5) for op in recipes if op != max(recipes)}  # one that cannot be run by itself
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
 
-    monkeypatch.setattr(outside, "op_times", op_times)
-    monkeypatch.setattr(outside, "LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(outside, "MOST_RECIPES", 1)
-    after = outside.with_ops_outside(menu, recipes, torch.device("cpu")).problem.costs.op_seconds
-    inside = {op.id for op in graph.ops if op.region is not None and graph.calls[op.region].region in menu.choices} if graph.calls else set()
-    assert asked and len({recipe.key for recipe in asked.values()}) == 1 and not inside & asked.keys()
-    assert {op for op, _ in costs if after[op, "gpu"] != costs[op, "gpu"]} == asked.keys() - {max(asked)}
-    assert all(after[op, "gpu"] == 7.0 for op in asked.keys() - {max(asked)})
+
+class Net(nn.Module):
+    """A stem of bare functions, whose results are larger than what a block saves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Parameter(torch.randn(16, 128) * 0.1)
+        self.back = nn.Parameter(torch.randn(128, 16) * 0.1)
+        self.blocks = nn.ModuleList(Block() for _ in range(12))
+
+    def forward(self, x, y):
+        x = torch.tanh(torch.sigmoid(x @ self.stem).square()) @ self.back
+        for block in self.blocks:
+            x = block(x)
+        return (x - y).square().mean()
+
+
+def trained(model):
+    seen = []
+    for step in range(3):
+        torch.manual_seed(step)
+        loss = model(torch.randn(64, 16), torch.randn(64, 16))
+        loss.backward()
+        seen += [loss.detach().clone(), *(parameter.grad.clone() for parameter in model.parameters())]
+        model.zero_grad()
+    return seen
+
+
+@pytest.fixture
+def small_is_large(monkeypatch):
+    monkeypatch.setattr(passes, "MIN_OUTSIDE_BYTES", 1 << 12)
+    monkeypatch.setitem(image.__globals__, "MIN_OUTSIDE_BYTES", 1 << 12)  # the name of its module is the function's
+
+
+def under(model, share):
+    """The model trained within a share of what keeping everything takes; its plan, what it saw, and how much it sent."""
+    whole = 1 << 30
+    for part in (1.0, share):
+        fit(model, budget=int(part * whole), compile=False)
+        try:
+            seen = trained(model)
+            plan, sent = plan_of(model), fitted_of(model).session.copies.counts().sent_bytes
+            whole = plan.keep_all_bytes
+        finally:
+            release(model)
+    return plan, seen, sent
+
+
+def test_they_leave_and_come_back_bit_for_bit(small_is_large):
+    torch.manual_seed(0)
+    untouched = Net()
+    model = Net()
+    model.load_state_dict(untouched.state_dict())
+    expected = trained(untouched)
+    plan, seen, sent = under(model, 0.9)
+    assert plan.program.outside, plan.summary()
+    assert all(map(torch.equal, expected, seen))
+    assert sent >= 3 * 64 * 128 * 4  # at least one of the stem's tensors in each step
+
+
+def test_small_ones_stay():
+    torch.manual_seed(0)
+    plan, _, _ = under(Net(), 0.9)
+    assert not plan.program.outside

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_blocks import menu
+from toy_blocks import CHECKPOINT, KEEP, menu
 
 from tierwise.errors import InfeasibleBudget
 from tierwise.ir import Choice, SavedValue, check_schedule, peak_bytes
@@ -105,3 +107,26 @@ def _first_calls(question):
 def test_never_slower_than_the_first_calls_sending_all_they_save(length, budget, rate):
     question = menu(length, budget, bytes_per_second=rate)
     assert choose(question).seconds <= 1.005 * min(_first_calls(question))
+
+
+def test_an_input_is_not_its_own_where_the_call_before_reads_what_it_returned():
+    # As behind a ReLU: whoever recomputes reads its own result in backward, which is the next call's input. Sent by that one alone it would stay.
+    question = menu(6, 1000, bytes_per_second=25.0)
+    graph = question.problem.graph
+    result = {f"block{place}.backward": next(s.id for s in graph.storages if s.name == f"x{place + 1}") for place in range(6)}
+    ops = tuple(replace(op, reads=(*op.reads, result[op.name])) if op.name in result else op for op in graph.ops)
+    choices = {0: (KEEP, replace(CHECKPOINT, reads_outputs=True))}
+    question = replace(question, problem=replace(question.problem, graph=replace(graph, ops=ops)), choices=choices)
+    search = _Search(question, ("dram",), 0)
+    for sending in (Sending(), Sending((1, 3), 1, 1.0, 1, 1), Sending((0, 1, 2), 1, 1.0, 2, 2)):
+        levels = np.ones(6, dtype=np.int64)
+        made = image(question, search._program(levels, sending))
+        assert search.holding.peak_bytes(levels, sending) == peak_bytes(made.problem, made.schedule)["hbm"]
+
+
+def test_whoever_finds_the_link_free_sends():
+    # A call is done every 2 s; it sends 40 bytes, the first one 30 since the batch is not its own, which at 12 bytes a second take 3.3 and 2.5 s.
+    clock = _Search(menu(6, 1000, bytes_per_second=12.0), ("dram",), 0)._clock
+    assert list(clock.senders(0, 1.0, patience=0.0, first=0)) == [0, 2, 4], "done at 2, 6 and 10 s; the link is free from 4.5 and 9.3 s on"
+    assert list(clock.senders(0, 1.0, patience=0.0, first=1)) == [1, 3, 5]
+    assert list(clock.senders(0, 1.0, patience=0.5, first=0)) == [0, 1, 3, 4], "half of 3.3 s is worth waiting: 4.5 s for the one that is done at 4 s"

@@ -26,7 +26,7 @@ from ..regions.compiled import CompiledOption, compile_option, kernels_together
 from ..regions.held import workspace_of
 from ..regions.joint import Look, look_at
 from .apart import adds_in_another_order, hook_inside, set_apart
-from .outside import with_ops_outside
+from .ops_outside import with_ops_outside
 
 MOST_CHOICES = 6
 SMALL_SHARE = 0.05  # of a step's time: what one class may take and be timed in passing
