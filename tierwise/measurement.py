@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import BadInput
 from .ir import Graph, Machine, Op, Phase, Problem, Region
 from .profile.cache import TimingCache, cache_folder
-from .profile.roofline import roofline_costs
+from .profile.roofline import SMALL_SHARE, region_shares
 from .profile.step import BlockTimes, Part, StepTimes, measured_costs, parts_of
 from .profile.taken import Taken
 from .units import format_bytes
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 MOST_LAYERS = 8  # that run one behind the other
 SAME_CARD = 0.1  # two cards whose memory differs by more are not the same
-SMALL_SHARE = 0.04  # of a step by its roofline: less is timed without waiting for the clocks to settle
 MOST_LAUNCHES = 800  # of ops in a row: beyond about a thousand a GPU's queue is full, and the host waits
 MEMORY_SHARE, MOST_BYTES = 0.4, 8 << 30  # of the device's free memory, and at most, for the layers and what they make
 
@@ -108,7 +107,7 @@ class _Blocks:
         self.remembered = TimingCache(cache)
         self.failed: set[int] = set()
         self.notes: list[str] = []
-        self.shares = _shares(model.graph, machine)
+        self.shares = region_shares(model.graph, machine)
 
     @cached_property
     def examples(self) -> dict[int, Any]:
@@ -206,17 +205,6 @@ class _Blocks:
         each = made + sum(graph.storages[s].nbytes for s in lasting)
         room = int(min(MEMORY_SHARE * _free_bytes(self.device), MOST_BYTES) / max(1, each))
         return max(1, min(MOST_LAYERS, MOST_LAUNCHES // max(1, len(ops)), room))
-
-
-def _shares(graph: Graph, machine: Machine) -> dict[int, float]:
-    """Of the step's roofline, by region class."""
-    seconds = roofline_costs(graph, machine).op_seconds
-    found = dict.fromkeys((region.id for region in graph.regions), 0.0)
-    for op in graph.ops:
-        if op.region >= 0:
-            found[graph.calls[op.region].region] += seconds[op.id, machine.device.name]
-    whole = sum(seconds[op.id, machine.device.name] for op in graph.ops)
-    return {region: share / whole for region, share in found.items()}
 
 
 def _op_times(

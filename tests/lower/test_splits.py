@@ -63,3 +63,11 @@ def test_what_has_no_room_in_host_memory_stays():
     found = splits(host_bytes=30)
     assert found.states(Split(4, 0, 0.0)) == {"a": CPU, "b": STREAMED}
     assert found.lacks == {"dram": 4 * 12}
+
+
+def test_which_splits_leave_less_room():
+    tried = Split(state=20, parameters=10, streamed=0.5)
+    assert Split(20, 4, 0.5).leaves_less_room_than(tried) and Split(12, 10, 0.25).leaves_less_room_than(tried)
+    assert not Split(21, 10, 0.5).leaves_less_room_than(tried) and not Split(20, 11, 0.5).leaves_less_room_than(tried), "more is away"
+    assert not Split(20, 10, 0.0).leaves_less_room_than(tried), "nothing passes through the device"
+    assert Split(20, 10, 0.5, held=1.0).leaves_less_room_than(tried) and not tried.leaves_less_room_than(Split(20, 10, 0.5, held=1.0))

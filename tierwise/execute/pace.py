@@ -1,4 +1,4 @@
-"""How far the host runs ahead of the device. A queue of launches that is full makes the next one wait inside the driver, with Python's lock held, and
+"""How far the host runs ahead of the device. Where a queue of launches is full the next one waits inside the driver, and if that holds Python's lock,
 lanes that have copies and updates to issue wait with it. So the host waits by itself before that, and lets others have the lock meanwhile."""
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -74,15 +74,17 @@ class Lasting:
 
     def _stream_chunk_elements(self, placements: Mapping[str, Placement]) -> int:
         """Of state that passes through the device: what the link likes, more where a module would come in very many, within the room for it."""
-        model = self._session.model
-        largest = max((sum(parameter.numel() for parameter in model.get_submodule(path).parameters()) for path in placements), default=0)
+        largest = self._largest(placements, lambda parameter: parameter.numel())
         return min(max(self._chunk_elements, largest // MOST_CHUNKS), self._most_chunk_elements)
 
     def _units_in_flight(self, placements: Mapping[str, Placement]) -> int:
         """As many as may hold their gradients at once, besides the one that backward fills."""
-        model = self._session.model
-        largest = max((sum(parameter.nbytes for parameter in model.get_submodule(path).parameters()) for path in placements), default=0)
+        largest = self._largest(placements, lambda parameter: parameter.nbytes)
         return max(1, min(MOST_UNITS_IN_FLIGHT, self._held_bytes // max(1, largest) - 1))
+
+    def _largest(self, placements: Mapping[str, Placement], size: Callable[[nn.Parameter], int]) -> int:
+        """Of the placed modules, the one whose parameters are the most."""
+        return max((sum(map(size, self._session.model.get_submodule(path).parameters())) for path in placements), default=0)
 
     def differs(self, program: Program) -> bool:
         wanted = _away(program.states)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +19,7 @@ from ..execute.torch_compat import without_hooks
 from ..ir import Choice, Graph, Machine, Menu, Op, Phase, Problem, SavedValue
 from ..lower.coarse import RegionBorder
 from ..profile.options import OptionTimes, is_timed, option_times
-from ..profile.roofline import fused_costs, roofline_costs
+from ..profile.roofline import SMALL_SHARE, fused_costs, region_shares, roofline_costs
 from ..regions import JointGraph, Option, option_saving, options
 from ..regions.compiled import CompiledOption, compile_option, kernels_together
 from ..regions.held import workspace_of
@@ -29,7 +28,6 @@ from .apart import adds_in_another_order, hook_inside, set_apart
 from .ops_outside import with_ops_outside
 
 MOST_CHOICES = 6
-SMALL_SHARE = 0.05  # of a step's time: what one class may take and be timed in passing
 SMALLEST_SHARE = 0.001  # of the bytes that forward makes
 Progress = Callable[[str], None]
 AtHand = Callable[[str], contextlib.AbstractContextManager[None]]
@@ -118,7 +116,7 @@ def measured(prepared: PreparedMenu, model: nn.Module, wanted: Mapping[int, set[
     """The menu with these choices compiled and timed on the device, and the others of their classes estimated from them."""
     choices = dict(prepared.menu.choices)
     calls = {}
-    settle = {region: share >= SMALL_SHARE for region, share in _shares(prepared.menu).items()}
+    settle = {region: share >= SMALL_SHARE for region, share in region_shares(prepared.menu.problem.graph, prepared.menu.problem.machine).items()}
     with kernels_together():
         for region, names in wanted.items():
             code = prepared.regions[region]
@@ -143,14 +141,6 @@ def measured(prepared: PreparedMenu, model: nn.Module, wanted: Mapping[int, set[
             code = prepared.regions[region]
             choices[region] = tuple(choice if choice.measured else _from_known(choice, known, code) for choice in choices[region])
     return replace(prepared, menu=replace(prepared.menu, choices=choices))
-
-
-def _shares(menu: Menu) -> dict[int, float]:
-    """Of what all calls take, by class, with the first choice of each."""
-    calls = Counter(call.region for call in menu.problem.graph.calls)
-    seconds = {region: calls[region] * found[0].seconds for region, found in menu.choices.items()}
-    whole = sum(seconds.values()) or 1.0
-    return {region: of / whole for region, of in seconds.items()}
 
 
 def _with_times(choice: Choice, times: OptionTimes) -> Choice:

@@ -46,14 +46,12 @@ class Chosen:
 
 def keep_everything(menu: Menu) -> Program:
     """Every call with the choice that saves the most."""
-    graph = menu.problem.graph
-    return Program({call.id: CallPlan(menu.choices[call.region][0].name) for call in graph.calls if call.region in menu.choices}, "keep_all")
+    return Program(_every_call(menu, 0), "keep_all")
 
 
-def _everything_recomputed(menu: Menu) -> Program:
-    """Every call with the choice that saves the least."""
-    graph = menu.problem.graph
-    return Program({call.id: CallPlan(menu.choices[call.region][-1].name) for call in graph.calls if call.region in menu.choices}, "auto")
+def _every_call(menu: Menu, which: int) -> dict[int, CallPlan]:
+    """With the choice of this number: 0 saves the most, -1 the least."""
+    return {call.id: CallPlan(menu.choices[call.region][which].name) for call in menu.problem.graph.calls if call.region in menu.choices}
 
 
 def choose(
@@ -140,7 +138,7 @@ class _Search:
         made = image(menu, base)
         graph, coarse = made.problem.graph, made.coarse
         self.budget_bytes = menu.problem.budget_bytes
-        least = image(menu, _everything_recomputed(menu))  # where a call reads what it returned, the next one's input is not its own
+        least = image(menu, Program(_every_call(menu, -1), "auto"))  # where a call reads what it returned, the next one's input is not its own
         own = [{call: _own_input_bytes(of.problem.graph, of.coarse.inputs[call], call) for call in coarse.backward} for of in (made, least)]
         self.calls = [
             _Call(call, graph.calls[call].region, coarse.forward[call], coarse.backward[call], min(found[call] for found in own))

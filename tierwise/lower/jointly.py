@@ -87,7 +87,8 @@ class _Search:
         self.tiers, self.min_sent_bytes, self.deadline, self.on_trial = tiers, min_sent_bytes, deadline, on_trial
         self.tried: dict[tuple[Split, bool], Chosen | None] = {}
         self.planned: dict[tuple[frozenset[tuple[str, Placement]], bool], Chosen | None] = {}  # by states, and whether activations are sent
-        self.too_large: list[Split] = []  # for the device, with all activations there
+        self.short: set[frozenset[tuple[str, Placement]]] = set()  # states that leave the device too little room if all activations stay there
+        self.too_large: list[Split] = []  # the splits of these
         self.least_bytes: int | None = None
         self.lacks: dict[str, int] = {}  # below the device: what a plan would have taken of a tier
         self.host_bytes = menu.problem.machine.capacity("dram")
@@ -271,7 +272,7 @@ class _Search:
                 key = frozenset(states.items()), bool(tiers)
                 if key not in self.planned:  # splits whose numbers come to the same
                     self.planned[key] = self._with(states, passing, tiers)
-                    if self.planned[key] is None and not tiers:
+                    if key[0] in self.short:
                         self.too_large.append(split)
                 return self.planned[key]
             self.lacks["dram"] = host
@@ -297,6 +298,8 @@ class _Search:
                 inner = choose(within, tiers=tiers, min_sent_bytes=self.min_sent_bytes, images=images)
             except InfeasibleBudget as error:
                 self._needs(self.menu.problem.budget_bytes - room + (error.least_bytes or 0))
+                if not tiers:
+                    self.short.add(frozenset(states.items()))
                 return None
             program = replace(inner.program, states=states, update=self.update) if states else inner.program
             made = image(menu, program)

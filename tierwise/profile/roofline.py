@@ -30,6 +30,7 @@ REACHED = {
     "add": 0.8, "mul": 0.6, "mul_backward": 0.7, "cat": 0.9,
 }  # fmt: skip
 FUSED_REACHED = 0.75  # of the bandwidth, by a kernel the compiler makes of several such ops
+SMALL_SHARE = 0.04  # of a step: a region class with less is timed without waiting for the clocks to settle
 NOTHING = "release"  # the kind of an op that only says until when something is held
 WORK = ("matmul", "attention", "conv", "rnn")  # kinds that are kernels of their own, compiled or not
 
@@ -54,6 +55,17 @@ def fused_costs(graph: Graph, machine: Machine) -> Costs:
         cost = nbytes / device.bytes_per_second / FUSED_REACHED + device.launch_seconds
         seconds.update({(op.id, device.name): cost / len(run) for op in run})
     return Costs(seconds)
+
+
+def region_shares(graph: Graph, machine: Machine) -> dict[int, float]:
+    """Of the step's roofline, by region class."""
+    seconds = roofline_costs(graph, machine).op_seconds
+    found = dict.fromkeys((region.id for region in graph.regions), 0.0)
+    for op in graph.ops:
+        if op.region >= 0:
+            found[graph.calls[op.region].region] += seconds[op.id, machine.device.name]
+    whole = sum(seconds[op.id, machine.device.name] for op in graph.ops)
+    return {region: share / whole for region, share in found.items()}
 
 
 def touched_bytes(graph: Graph, op: Op) -> int:
