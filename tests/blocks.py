@@ -153,3 +153,17 @@ def storage_bytes(tensors: list[Tensor], *, without: list[Tensor]) -> int:
     """Bytes of the distinct storages behind tensors, less those of others."""
     known = {tensor.untyped_storage().data_ptr() for tensor in without}
     return sum({s.data_ptr(): s.nbytes() for s in (tensor.untyped_storage() for tensor in tensors) if s.data_ptr() not in known}.values())
+
+
+class GatedBlock(nn.Module):
+    """The feed-forward half of a Llama block, with dropout: few kernels, of every kind that matters."""
+
+    def __init__(self, hidden: int = 32, intermediate: int = 80) -> None:
+        super().__init__()
+        self.norm = RMSNorm(hidden)
+        self.gate, self.up = nn.Linear(hidden, intermediate, bias=False), nn.Linear(hidden, intermediate, bias=False)
+        self.down = nn.Linear(intermediate, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        return x + F.dropout(self.down(F.silu(self.gate(y)) * self.up(y)), 0.1)

@@ -6,27 +6,12 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
-from blocks import RMSNorm, saved_tensors, storage_bytes, train
+from blocks import GatedBlock, saved_tensors, storage_bytes, train
 from torch import Tensor, nn
 
 from tierwise.regions import Kind, options
-from tierwise.regions.compiled import compile_option, kernels_together
+from tierwise.regions.compiled import compile_option, compiled_together
 from tierwise.regions.joint import describe
-
-
-class GatedBlock(nn.Module):
-    """The feed-forward half of a Llama block, with dropout: few kernels, of every kind that matters."""
-
-    def __init__(self, hidden: int = 32, intermediate: int = 80) -> None:
-        super().__init__()
-        self.norm = RMSNorm(hidden)
-        self.gate, self.up = nn.Linear(hidden, intermediate, bias=False), nn.Linear(hidden, intermediate, bias=False)
-        self.down = nn.Linear(intermediate, hidden, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(x)
-        return x + F.dropout(self.down(F.silu(self.gate(y)) * self.up(y)), 0.1)
 
 
 @pytest.mark.slow
@@ -58,8 +43,8 @@ def test_a_second_backward_where_nothing_is_donated():
     block = GatedBlock()
     x = torch.randn(2, 12, 32, requires_grad=True)
     forward = compile_option(GatedBlock.forward, options(describe(GatedBlock.forward, block, (x,)))[-1], donate=False)
-    with kernels_together():  # compiled first, and run when all kernels are there
-        forward.compile_for(block, x)
+    with compiled_together() as together:  # compiled first, and run when all kernels are there
+        together.compile(forward, block, (x,), {})
     assert forward.compilations == 1 and all(parameter.grad is None for parameter in block.parameters())
     forward(block, x).square().mean().backward()
     assert forward.compilations == 1

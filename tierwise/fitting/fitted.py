@@ -30,6 +30,7 @@ from ..ir.program import MIN_SENT_BYTES
 from ..lower import Image, image, keeping_everything, with_budget
 from ..lower.states import anew
 from ..regions.compiled import CompiledOption
+from ..regions.elsewhere import Elsewhere
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
 from .feedback import TIMED_STEPS, WARM_STEPS, is_off
@@ -126,9 +127,10 @@ class Fitted:
         if key not in self.plans:
             cards = [self.device.torch_device] if self.device.torch_device.type == "cuda" else []
             anomalies = torch.autograd.set_detect_anomaly(False)
-            with torch.random.fork_rng(devices=cards), anomalies, self.lasting.unguarded():  # what is traced has no numbers to look at
+            # what is traced has no numbers to look at
+            with torch.random.fork_rng(devices=cards), anomalies, self.lasting.unguarded(), Elsewhere() as elsewhere:
                 if key not in self._menus:
-                    self._menus[key] = self._menu(args, kwargs)
+                    self._menus[key] = self._menu(args, kwargs, elsewhere)
                 again = key in self._trials and self._trials[key].corrections > 0
                 made = self._made(self._menus[key], min(self.settings.plan_seconds, AGAIN_SECONDS) if again else self.settings.plan_seconds)
                 self.plans[key] = self._trials[key].choose(made) if key in self._trials else made
@@ -263,7 +265,7 @@ class Fitted:
                 if isinstance(value, torch.Tensor) and not isinstance(value, Gradient):
                     self.device.adopt(value)
 
-    def _menu(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PreparedMenu:
+    def _menu(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], elsewhere: Elsewhere) -> PreparedMenu:
         with self.session.suspended():
             found = prepare_menu(
                 self.model,
@@ -276,6 +278,7 @@ class Fitted:
                 masters=self.settings.masters,
                 codes=self._codes,
                 at_hand=self.lasting.at_hand,
+                elsewhere=elsewhere,
                 progress=self._progress,
             )
         card = self.device.torch_device

@@ -51,7 +51,7 @@ def by_policy(
             sent = tuple(name for name in plan.sent if name in there or name == "inputs")
             calls[call] = replace(plan, choice=option.name, sent=sent) if sent else CallPlan(option.name)
     notes = (*prepared.notes, *lowered.notes)
-    made = PreparedMenu(Menu(prepared.menu.problem, choices, prepared.menu.homes), regions, notes, prepared.at_hand)
+    made = PreparedMenu(Menu(prepared.menu.problem, choices, prepared.menu.homes), regions, notes, prepared.at_hand, prepared.elsewhere)
     if device.torch_device.type == "cuda":
         made = measured(made, model, {region: set(code.options) for region, code in regions.items()}, device, progress)
     return made, Program(calls, policy, states=homes_in(problem, schedule, prepared.menu.homes, update), update=update)

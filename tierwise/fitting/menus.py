@@ -18,16 +18,18 @@ from ..execute.device import Device
 from ..execute.torch_compat import without_hooks
 from ..ir import Choice, Graph, Machine, Menu, Op, Phase, Problem, SavedValue
 from ..lower.coarse import RegionBorder
-from ..profile.options import OptionTimes, is_timed, option_times
+from ..profile.options import OptionTimes, first_run, is_timed, option_times
 from ..profile.roofline import SMALL_SHARE, fused_costs, region_shares, roofline_costs
 from ..regions import JointGraph, Option, option_saving, options
-from ..regions.compiled import CompiledOption, compile_option, kernels_together
+from ..regions.compiled import CompiledOption, compile_option, compiled_together
+from ..regions.elsewhere import Elsewhere
 from ..regions.held import workspace_of
 from ..regions.joint import Look, look_at
 from .apart import adds_in_another_order, hook_inside, set_apart
 from .ops_outside import with_ops_outside
 
 MOST_CHOICES = 6
+MANY_CLASSES = 5  # to compile: processes that help take ten seconds to start
 SMALLEST_SHARE = 0.001  # of the bytes that forward makes
 Progress = Callable[[str], None]
 AtHand = Callable[[str], contextlib.AbstractContextManager[None]]
@@ -52,6 +54,7 @@ class PreparedMenu:
     regions: Mapping[int, RegionCode]
     notes: tuple[str, ...]
     at_hand: AtHand = lambda path: contextlib.nullcontext()
+    elsewhere: Elsewhere | None = None  # where choices are compiled, for as long as it is open
 
 
 def prepare_menu(
@@ -66,6 +69,7 @@ def prepare_menu(
     masters: str | None = None,
     codes: dict[Any, RegionCode] | None = None,
     at_hand: AtHand = lambda path: contextlib.nullcontext(),
+    elsewhere: Elsewhere | None = None,
     progress: Progress = lambda what: None,
 ) -> PreparedMenu:
     """Everything the planner needs to know of `model(**call)` and its backward. What `codes` has of earlier calls is not made again."""
@@ -76,6 +80,8 @@ def prepare_menu(
         captured = _captured(model, call, optimizer, autocast, accumulation, masters)
     hooked = {call.id: reason for call in captured.graph.calls if (reason := hook_inside(model.get_submodule(call.module)))}
     graph, apart = set_apart(captured.graph, hooked)
+    if elsewhere is not None and kind == "cuda" and compile and not codes and len(graph.regions) >= MANY_CLASSES:
+        elsewhere.start()  # ready by the time that something is to be compiled
     costs = fused_costs(graph, machine) if compile else roofline_costs(graph, machine)
     notes = list(captured.notes)
     with without_hooks(model):
@@ -109,28 +115,36 @@ def prepare_menu(
     menu = Menu(Problem(graph, machine, costs), choices)
     if kind == "cuda":
         menu = with_ops_outside(menu, captured.recipes, device.torch_device, progress)
-    return PreparedMenu(menu, regions, tuple(dict.fromkeys(notes)), at_hand)
+    return PreparedMenu(menu, regions, tuple(dict.fromkeys(notes)), at_hand, elsewhere)
 
 
 def measured(prepared: PreparedMenu, model: nn.Module, wanted: Mapping[int, set[str]], device: Device, progress: Progress) -> PreparedMenu:
     """The menu with these choices compiled and timed on the device, and the others of their classes estimated from them."""
     choices = dict(prepared.menu.choices)
-    calls = {}
+    calls, untimed = {}, set()
     settle = {region: share >= SMALL_SHARE for region, share in region_shares(prepared.menu.problem.graph, prepared.menu.problem.machine).items()}
-    with kernels_together():
+    with compiled_together(prepared.elsewhere) as together:
         for region, names in wanted.items():
             code = prepared.regions[region]
             module = model.get_submodule(code.example)
             for name in sorted(names):
                 args, kwargs = with_numbers(code.call, device)
                 if not is_timed(code.options[name], module, args, kwargs, settle=settle[region]):
+                    untimed.add((region, name))
                     progress(f"{type(module).__name__}: compiling '{name}'")
                     with prepared.at_hand(code.example):
-                        code.code[name].compile_for(module, *args, **kwargs)
+                        together.compile(code.code[name], module, args, kwargs)
                 calls[region, name] = code, module
-        progress("compiling kernels")
+        if untimed:
+            progress("compiling kernels")
+    for region, name in sorted(untimed):
+        code, module = calls[region, name]
+        progress(f"{type(module).__name__}: tuning '{name}'")
+        with prepared.at_hand(code.example):
+            first_run(code.code[name], module, *with_numbers(code.call, device))
     for (region, name), (code, module) in calls.items():  # all in a row, so that the device stays warm
-        progress(f"{type(module).__name__}: timing '{name}'")
+        if (region, name) in untimed:
+            progress(f"{type(module).__name__}: timing '{name}'")
         args, kwargs = with_numbers(code.call, device)
         with prepared.at_hand(code.example):
             times = option_times(code.code[name], module, args, kwargs, settle=settle[region])

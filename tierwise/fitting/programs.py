@@ -24,7 +24,7 @@ ROUNDS = 3  # of planning and measuring
 PLAN_SECONDS = 10.0  # of planning in all, not counting what is compiled and timed
 FIRST_SHARE = 0.1  # of these, for a plan that only says what to measure
 GUESSED_SECONDS = 2.0  # of planning for a device whose times are guesses
-MANY_COMPILATIONS = 8
+MANY_COMPILATIONS, MANY_ELSEWHERE = 8, 16  # at once; more where other processes help
 WORTH_A_COMPILATION = 1.01  # a plan that promises less than this over what is measured is not worth compiling for
 
 
@@ -59,7 +59,8 @@ def program_for(
         if best is None:  # on estimates; they are careful, so measure before saying that it cannot be done: first what saves least
             wanted = _last(prepared.menu) if round == 0 else _all_unmeasured(prepared.menu)
         else:
-            wanted = _most_used(_unmeasured(prepared.menu, best.program), prepared.menu, best.program)
+            many = MANY_ELSEWHERE if prepared.elsewhere is not None and prepared.elsewhere.is_running else MANY_COMPILATIONS
+            wanted = _most_used(_unmeasured(prepared.menu, best.program), prepared.menu, best.program, many)
             known = choose.quickly(_measured_only(prepared.menu)) if wanted else None
             if known is not None and known.seconds <= best.seconds * WORTH_A_COMPILATION:
                 break
@@ -112,9 +113,9 @@ def _unmeasured(menu: Menu, program: Program) -> dict[int, set[str]]:
     return found
 
 
-def _most_used(wanted: dict[int, set[str]], menu: Menu, program: Program) -> dict[int, set[str]]:
+def _most_used(wanted: dict[int, set[str]], menu: Menu, program: Program, many: int) -> dict[int, set[str]]:
     """Where they are many, of each class the one that most calls use: what else is worth its compilation is asked for again."""
-    if sum(map(len, wanted.values())) <= MANY_COMPILATIONS:
+    if sum(map(len, wanted.values())) <= many:
         return wanted
     calls = Counter((menu.problem.graph.calls[call].region, plan.choice) for call, plan in program.calls.items())
     return {region: {max(sorted(names), key=lambda name: calls[region, name])} for region, names in wanted.items()}

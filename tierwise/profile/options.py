@@ -25,7 +25,7 @@ from ..errors import BadInput
 from .cache import TimingCache, cache_folder
 from .memory import allocated_bytes, measured_bytes
 from .sustained import random_state_kept, sustained
-from .torch_compat import has_data, version_kept
+from .torch_compat import has_data, quickly_tuned, version_kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,19 @@ def is_timed(
     """Whether `option_times` has its answer already."""
     remembered, key = TimingCache(cache or cache_folder() / "options.json"), option_key(option, module, args, kwargs or {})
     return key in remembered or (not settle and key + IN_PASSING in remembered)
+
+
+def first_run(forward: Forward, module: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> None:
+    """Whatever happens only once: compilation, and kernels choosing among their variants. Options that had theirs can be timed one behind the other,
+    and the clocks settle once for all."""
+    device = _device_of(module, args, kwargs or {})
+    with random_state_kept(device), _buffers_kept(module), torch.enable_grad(), quickly_tuned():
+        call = _Call(forward, module, args, kwargs or {}, device)
+        call.forward()
+        call.backward_and_forget()
+        del call
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def time_option(

@@ -8,18 +8,24 @@ Hooks of `torch.autograd.graph.saved_tensors_hooks` placed around the call see e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
 from torch import fx
 
+from .elsewhere import Elsewhere
+from .lowering import TracedCall
 from .options import Option
 from .partition import OptionPartitioner
 from .torch_compat import aot_with_partition, inductor_with_partition, kernels_together
 from .tracing import as_one_graph, capture_errors_explained
 
-__all__ = ["CompiledOption", "compile_option", "kernels_together"]
+__all__ = ["CompiledOption", "compile_option", "compiled_together"]
+
+SECONDS_ELSEWHERE = 60.0  # of waiting for another process: none takes so long, and what one did not do is done here
 
 
 class CompiledOption:
@@ -33,7 +39,8 @@ class CompiledOption:
         def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             self.compilations += 1
             if compile:
-                made = inductor_with_partition(gm, inputs, partitioner, precision_casts=precision_casts, donate=donate)
+                later = self._traced.compiler if self._traced is not None else None
+                made = inductor_with_partition(gm, inputs, partitioner, precision_casts=precision_casts, donate=donate, compiler=later)
             else:
                 made = aot_with_partition(gm, inputs, partitioner)
 
@@ -45,6 +52,8 @@ class CompiledOption:
             return run
 
         self._only_compiles = False
+        self._traced: TracedCall | None = None
+        self.can_wait = compile and precision_casts and not donate  # for code that TracedCall makes later
         self._plain = forward
         self._one_graph = as_one_graph(forward, backend, f"option_{option.name}".replace("-", "_"))
 
@@ -55,20 +64,53 @@ class CompiledOption:
         with capture_errors_explained():
             return self._one_graph(module, *args, **kwargs)
 
-    def compile_for(self, module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> None:
-        """Compile for such a call, which is not run."""
-        self._only_compiles = True
+    def compile_for(self, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, traced: TracedCall | None = None) -> None:
+        """Compile for such a call, which is not run; with `traced` only trace it, for code that is made later."""
+        self._only_compiles, self._traced = True, traced
         try:
             with torch.enable_grad():
                 self(module, *args, **kwargs)
         except _Compiled:
             pass
         finally:
-            self._only_compiles = False
+            self._only_compiles, self._traced = False, None
 
 
 class _Compiled(Exception):
     """Raised in place of running what was compiled."""
+
+
+class Together:
+    """Several options compiled at once: their graphs by other processes, where there are some, and their kernels while the next is traced.
+    Nothing may run before the end of `compiled_together`."""
+
+    def __init__(self, elsewhere: Elsewhere | None) -> None:
+        self._elsewhere = elsewhere
+        self._waiting: list[tuple[TracedCall, Future[bool] | None]] = []
+
+    def compile(self, option: CompiledOption, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if self._elsewhere is None or not self._elsewhere.is_running or not option.can_wait:
+            option.compile_for(module, args, kwargs)
+            return
+        traced = TracedCall()
+        option.compile_for(module, args, kwargs, traced=traced)
+        if traced.graphs:
+            self._waiting.append((traced, self._elsewhere.lower_later(traced)))
+
+    def finish(self) -> None:
+        for traced, elsewhere in self._waiting:
+            if elsewhere is not None:
+                elsewhere.exception(SECONDS_ELSEWHERE)
+            with capture_errors_explained():
+                traced.lower()
+
+
+@contextlib.contextmanager
+def compiled_together(elsewhere: Elsewhere | None = None) -> Iterator[Together]:
+    with kernels_together():
+        together = Together(elsewhere)
+        yield together
+        together.finish()
 
 
 def compile_option(

@@ -1,4 +1,4 @@
-"""The only file of regions that touches private names of torch; all of them are in 2.11 and in 2.13, with these arguments.
+"""With lowering.py, the only file of regions that touches private names of torch; all of them are in 2.11 and in 2.13, with these arguments.
 
 Each name is wrapped in a function or re-exported under a plain one, so that when torch moves something there is one line to change.
 """
@@ -32,7 +32,8 @@ from torch.fx.graph import _BoxedCodeGen
 from torch.utils.flop_counter import flop_registry
 
 __all__ = [
-    "CAPTURE_ERRORS", "Backend", "CustomPartitionerFn", "FakeTensor", "aot_with_partition", "flops_of", "has_flop_formula",
+    "CAPTURE_ERRORS", "CODE_SETTINGS", "Backend", "CustomPartitionerFn", "FakeTensor", "aot_with_partition", "flops_of", "forget_donations",
+    "has_flop_formula",
     "inductor_with_partition", "inner_error", "is_higher_order", "kernels_together", "min_cut_saved", "ordered_for_memory", "split_graph",
     "with_early_parts", "without_duplicates",
 ]  # fmt: skip
@@ -40,6 +41,10 @@ __all__ = [
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 Partition = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 
+CODE_SETTINGS = {
+    "emulate_precision_casts": True,
+    "layout_optimization": False,  # would turn a convolution's input and weight into copies in another layout, and save those
+}
 CAPTURE_ERRORS: tuple[type[Exception], ...] = (TorchDynamoException, FailOnRecompileLimitHit)
 """What torch.compile raises when it cannot make one graph of a function, or cannot compile it."""
 
@@ -52,11 +57,7 @@ def inner_error(error: BaseException) -> BaseException | None:
 def inductor_with_partition(
     gm: fx.GraphModule, inputs: Sequence[Any], partitioner: CustomPartitionerFn, *, precision_casts: bool, donate: bool, compiler: Any = None
 ) -> Callable[..., Any]:
-    patches = {
-        "custom_partitioner_fn": partitioner,
-        "emulate_precision_casts": precision_casts,
-        "layout_optimization": False,  # would turn a convolution's input and weight into copies in another layout, and save those
-    }
+    patches = CODE_SETTINGS | {"custom_partitioner_fn": partitioner, "emulate_precision_casts": precision_casts}
     inner = compiler or (compile_fx_inner if donate else _compile_without_donation)
     # Backward is compiled at once rather than when it first runs: if it cannot be, there is still time to do something else.
     with functorch_config.patch(donated_buffer=donate, force_non_lazy_backward_lowering=True):
@@ -101,7 +102,7 @@ def aot_with_partition(gm: fx.GraphModule, inputs: Sequence[Any], partition: Par
 
 def _boxed(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """Runs a graph op by op. It takes its arguments in a list and empties it, so that each is freed after its last use."""
-    _forget_donations()
+    forget_donations()
     gm.graph.set_codegen(_BoxedCodeGen())
     gm.recompile()
     forward = gm.forward
@@ -114,11 +115,11 @@ def _boxed(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
 
 
 def _compile_without_donation(*args: Any, **kwargs: Any) -> Any:
-    _forget_donations()
+    forget_donations()
     return compile_fx_inner(*args, **kwargs)
 
 
-def _forget_donations() -> None:
+def forget_donations() -> None:
     """Say that no saved tensor may be overwritten. When the setting is off while compiling and on later, as it is by default, torch takes the
     missing answer for a yes and refuses a second backward."""
     context = TracingContext.try_get()

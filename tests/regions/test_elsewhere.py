@@ -1,0 +1,66 @@
+"""Graphs lowered by another process: the code is found in torch's cache on disk, and is the code that would be made here."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from blocks import GatedBlock
+from torch._dynamo.utils import counters
+
+from tierwise.regions import options
+from tierwise.regions.compiled import compile_option, compiled_together
+from tierwise.regions.elsewhere import Elsewhere
+from tierwise.regions.joint import describe
+
+
+def _gradients(forward, block: GatedBlock, x: torch.Tensor) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    block = copy.deepcopy(block)
+    forward(block, x).square().mean().backward()
+    return [parameter.grad for parameter in block.parameters()]
+
+
+@pytest.mark.slow
+def test_another_process_lowers_and_this_one_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # where nothing is known yet
+    torch.manual_seed(0)
+    block, x = GatedBlock(), torch.randn(2, 12, 32)
+    *_, checkpoint = options(describe(GatedBlock.forward, block, (x,)))
+    forward = compile_option(GatedBlock.forward, checkpoint, donate=False)
+    counters.clear()
+    with Elsewhere() as elsewhere:
+        elsewhere.start(processes=1)
+        with compiled_together(elsewhere) as together:
+            together.compile(forward, block, (x,), {})
+            assert counters["inductor"]["fxgraph_cache_miss"] == 2  # looked for: forward and backward
+    assert not elsewhere.is_running
+    assert counters["inductor"]["fxgraph_cache_hit"] == 2 and counters["inductor"]["fxgraph_cache_miss"] == 2  # found, made elsewhere
+    assert forward.compilations == 1
+    gradients = _gradients(forward, block, x)
+    with Elsewhere() as elsewhere:  # what the cache has is compiled at once
+        elsewhere.start(processes=1)
+        again = compile_option(GatedBlock.forward, checkpoint, donate=False)
+        with compiled_together(elsewhere) as together:
+            together.compile(again, block, (x,), {})
+            assert counters["inductor"]["fxgraph_cache_hit"] == 4
+    here = compile_option(GatedBlock.forward, checkpoint)
+    assert all(map(torch.equal, gradients, _gradients(again, block, x)))
+    assert all(map(torch.equal, gradients, _gradients(here, block, x)))
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_is_not_missed(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    block, x = GatedBlock(), torch.randn(2, 12, 32)
+    keep, *_ = options(describe(GatedBlock.forward, block, (x,)))
+    forward = compile_option(GatedBlock.forward, keep, donate=False)
+    counters.clear()
+    with Elsewhere() as elsewhere:
+        elsewhere.start(processes=1)
+        elsewhere._processes[0].kill()
+        with compiled_together(elsewhere) as together:
+            together.compile(forward, block, (x,), {})
+    assert counters["inductor"]["fxgraph_cache_miss"] == 4  # looked for, and then made here
+    assert all(gradient is not None for gradient in _gradients(forward, block, x))
