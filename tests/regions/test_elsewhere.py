@@ -31,7 +31,7 @@ def test_another_process_lowers_and_this_one_runs(tmp_path, monkeypatch):
     forward = compile_option(GatedBlock.forward, checkpoint, donate=False)
     counters.clear()
     with Elsewhere() as elsewhere:
-        elsewhere.start(processes=1)
+        elsewhere.start(torch.device("cpu"), processes=1)
         with compiled_together(elsewhere) as together:
             together.compile(forward, block, (x,), {})
             assert counters["inductor"]["fxgraph_cache_miss"] == 2  # looked for: forward and backward
@@ -40,7 +40,7 @@ def test_another_process_lowers_and_this_one_runs(tmp_path, monkeypatch):
     assert forward.compilations == 1
     gradients = _gradients(forward, block, x)
     with Elsewhere() as elsewhere:  # what the cache has is compiled at once
-        elsewhere.start(processes=1)
+        elsewhere.start(torch.device("cpu"), processes=1)
         again = compile_option(GatedBlock.forward, checkpoint, donate=False)
         with compiled_together(elsewhere) as together:
             together.compile(again, block, (x,), {})
@@ -58,7 +58,7 @@ def test_a_process_that_ends_is_not_missed(tmp_path, monkeypatch):
     forward = compile_option(GatedBlock.forward, keep, donate=False)
     counters.clear()
     with Elsewhere() as elsewhere:
-        elsewhere.start(processes=1)
+        elsewhere.start(torch.device("cpu"), processes=1)
         elsewhere._processes[0].kill()
         with compiled_together(elsewhere) as together:
             together.compile(forward, block, (x,), {})

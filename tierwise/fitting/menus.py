@@ -81,7 +81,7 @@ def prepare_menu(
     hooked = {call.id: reason for call in captured.graph.calls if (reason := hook_inside(model.get_submodule(call.module)))}
     graph, apart = set_apart(captured.graph, hooked)
     if elsewhere is not None and kind == "cuda" and compile and not codes and len(graph.regions) >= MANY_CLASSES:
-        elsewhere.start()  # ready by the time that something is to be compiled
+        elsewhere.start(device.torch_device)  # ready by the time that something is to be compiled
     costs = fused_costs(graph, machine) if compile else roofline_costs(graph, machine)
     notes = list(captured.notes)
     with without_hooks(model):

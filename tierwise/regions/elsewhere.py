@@ -13,6 +13,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import psutil
+import torch
 
 from .lowering import TracedCall, as_bytes
 
@@ -21,13 +22,14 @@ __all__ = ["Elsewhere"]
 _log = logging.getLogger("tierwise")
 MOST_PROCESSES = 8
 PROCESS_BYTES = 2 << 30  # of host memory, with torch and its compiler loaded
+CONTEXT_BYTES = 600 << 20  # of a GPU's memory: 525 MiB were seen on an H200
 
 
 class Elsewhere:
     """Nothing until it is started, which takes seconds to be of use; its processes end with the `with` block.
 
     with Elsewhere() as elsewhere:
-        elsewhere.start()
+        elsewhere.start(device)
         ...
         done = elsewhere.lower_later(traced)
     """
@@ -41,9 +43,9 @@ class Elsewhere:
     def is_running(self) -> bool:
         return bool(self._processes)
 
-    def start(self, processes: int | None = None) -> None:
+    def start(self, device: torch.device, processes: int | None = None) -> None:
         """As many processes as this machine has room for; none if that is one or two."""
-        found = processes if processes is not None else room_for()
+        found = processes if processes is not None else room_for(device)
         if self.is_running or (processes is None and found <= 2):
             return
         self._threads = ThreadPoolExecutor(found)
@@ -89,9 +91,13 @@ class Elsewhere:
         self._processes, self._threads = [], None
 
 
-def room_for() -> int:
+def room_for(device: torch.device) -> int:
+    """At most half of what is free: of cores, of host memory, and of the device's, where each process is present while it lasts."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return int(min(MOST_PROCESSES, cores // 2, psutil.virtual_memory().available // 2 // PROCESS_BYTES))
+    most = min(MOST_PROCESSES, cores // 2, psutil.virtual_memory().available // 2 // PROCESS_BYTES)
+    if device.type == "cuda":
+        most = min(most, torch.cuda.mem_get_info(device)[0] // 2 // CONTEXT_BYTES)
+    return int(most)
 
 
 def _process() -> subprocess.Popen[bytes]:
