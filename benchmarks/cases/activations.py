@@ -15,6 +15,7 @@ import functools
 import gc
 import json
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
 PARTS = tuple(CASES)
 PEERS = ["keep", "half", "checkpoint", "input offload", "eager", "eager checkpoint"]
 WARM_UPS, STEPS = 3, 8
+LEAST_SECONDS = 4.0  # of timed steps: a pause of the host is no part of a short one
 SETTLED = 20  # warm steps of ours: until then a plan may be made again with what was measured
 
 
@@ -103,11 +105,9 @@ class _Training:
         torch.cuda.synchronize()
         warm_seconds = time.perf_counter() - start
         torch.cuda.reset_peak_memory_stats()
-        start = time.perf_counter()
-        for _ in range(steps):  # together: what one leaves to be done may be done under the next
-            self.step()
-        torch.cuda.synchronize()
-        seconds = (time.perf_counter() - start) / steps
+        seconds = self._seconds_of(steps)
+        if seconds * steps < LEAST_SECONDS:
+            seconds = self._seconds_of(math.ceil(LEAST_SECONDS / seconds))
         return {
             "case": self.case,
             "way": way,
@@ -119,6 +119,16 @@ class _Training:
             "first_loss": first_loss,
             **fields,
         }
+
+    def _seconds_of(self, steps: int) -> float:
+        """One of so many, together: what one leaves to be done may be done under the next."""
+        import torch
+
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - start) / steps
 
 
 def _model(case: dict[str, Any]) -> tuple[Any, dict[str, Any], list[Any]]:
@@ -271,7 +281,7 @@ def _ours(case: str, budgets: list[str], steps: int) -> None:
             continue
         plan, fitted = plan_of(training.model), fitted_of(training.model)
         counts = fitted.session.copies.counts()
-        passes = SETTLED + steps
+        passes = fitted.meter.steps
         row |= {
             "predicted_seconds": plan.predicted.seconds,
             "predicted_peak_bytes": plan.peak_bytes,

@@ -80,17 +80,16 @@ def prepare_menu(
         captured = _captured(model, call, optimizer, autocast, accumulation, masters)
     hooked = {call.id: reason for call in captured.graph.calls if (reason := hook_inside(model.get_submodule(call.module)))}
     graph, apart = set_apart(captured.graph, hooked)
-    if elsewhere is not None and kind == "cuda" and compile and not codes and len(graph.regions) >= MANY_CLASSES:
-        elsewhere.start(device.torch_device)  # ready by the time that something is to be compiled
     costs = fused_costs(graph, machine) if compile else roofline_costs(graph, machine)
     notes = list(captured.notes)
     with without_hooks(model):
         examples = _example_calls(model, call, graph, autocast)
     regions: dict[int, RegionCode] = {}
     choices: dict[int, tuple[Choice, ...]] = {}
-    for region in graph.regions:
-        if region.id not in examples or region.id in apart or not _worth_it(graph, region.id):
-            continue
+    classes = [region for region in graph.regions if region.id in examples and region.id not in apart and _worth_it(graph, region.id)]
+    if elsewhere is not None and kind == "cuda" and compile and not codes and len(classes) >= MANY_CLASSES:
+        elsewhere.start(device.torch_device)  # ready by the time that something is to be compiled
+    for region in classes:
         module = model.get_submodule(region.example)
         args, kwargs = with_numbers(examples[region.id], device)
         progress(f"{region.kind}: what it can save and recompute")

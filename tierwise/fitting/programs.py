@@ -25,7 +25,7 @@ PLAN_SECONDS = 10.0  # of planning in all, not counting what is compiled and tim
 FIRST_SHARE = 0.1  # of these, for a plan that only says what to measure
 GUESSED_SECONDS = 2.0  # of planning for a device whose times are guesses
 MANY_COMPILATIONS, MANY_ELSEWHERE = 8, 16  # at once; more where other processes help
-WORTH_A_COMPILATION = 1.01  # a plan that promises less than this over what is measured is not worth compiling for
+WORTH_COMPILING, WORTH_A_COMPILATION = 0.01, 0.005  # of a step: what a plan must promise over what is measured, at least and for each compilation
 
 
 def program_for(
@@ -62,7 +62,8 @@ def program_for(
             many = MANY_ELSEWHERE if prepared.elsewhere is not None and prepared.elsewhere.is_running else MANY_COMPILATIONS
             wanted = _most_used(_unmeasured(prepared.menu, best.program), prepared.menu, best.program, many)
             known = choose.quickly(_measured_only(prepared.menu)) if wanted else None
-            if known is not None and known.seconds <= best.seconds * WORTH_A_COMPILATION:
+            worth = max(WORTH_COMPILING, WORTH_A_COMPILATION * sum(map(len, wanted.values())))
+            if known is not None and known.seconds <= best.seconds * (1 + worth):
                 break
         if not wanted:
             break

@@ -35,6 +35,7 @@ WORTH_IT = 0.95  # moving state must gain this much over leaving it: it takes ho
 OUT_OF_REACH = 1.03  # of what the linear program promises: so near to it no plan comes that moves state
 AS_GOOD = 1.01  # of the least that the linear program finds
 CLEARLY = 0.99  # of another plan's time
+NEAR = 1.02  # of what no plan could beat: what is left to gain is not worth looking for
 LEAST_OF_THE_LINK = 0.02  # of its rate, where updates have it for themselves
 BOTH = (False, True)  # activations stay or are made again; or some are sent, too
 
@@ -189,7 +190,7 @@ class _Search:
     def _closer(self, chosen: Chosen) -> Chosen:
         """The same states, and activations around them as well as it goes, if there is time left."""
         now = time.monotonic()
-        if now + (now - self.began) > self.deadline:
+        if now + (now - self.began) > self.deadline or chosen.seconds <= NEAR * least_seconds(self.menu, self.update):
             return chosen
         states = chosen.program.states
         passing, _ = self.takes(states) if states else (0, 0)

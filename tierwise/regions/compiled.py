@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import torch
 from torch import fx
 
-from .elsewhere import Elsewhere
+from .elsewhere import Elsewhere, Job
 from .lowering import TracedCall
 from .options import Option
 from .partition import OptionPartitioner
@@ -86,7 +85,7 @@ class Together:
 
     def __init__(self, elsewhere: Elsewhere | None) -> None:
         self._elsewhere = elsewhere
-        self._waiting: list[tuple[TracedCall, Future[bool] | None]] = []
+        self._waiting: list[tuple[TracedCall, Job | None]] = []
 
     def compile(self, option: CompiledOption, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if self._elsewhere is None or not self._elsewhere.is_running or not option.can_wait:
@@ -98,11 +97,20 @@ class Together:
             self._waiting.append((traced, self._elsewhere.lower_later(traced)))
 
     def finish(self) -> None:
-        for traced, elsewhere in self._waiting:
-            if elsewhere is not None:
-                elsewhere.exception(SECONDS_ELSEWHERE)
-            with capture_errors_explained():
-                traced.lower()
+        taken = []
+        for traced, job in reversed(self._waiting):  # processes take the first ones first; what none has taken is done here
+            if job is None or job.claim():
+                _lower(traced)
+            else:
+                taken.append((traced, job))
+        for traced, job in reversed(taken):
+            job.wait(SECONDS_ELSEWHERE)
+            _lower(traced)
+
+
+def _lower(traced: TracedCall) -> None:
+    with capture_errors_explained():
+        traced.lower()
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import os
 import struct
 import subprocess
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -17,12 +17,31 @@ import torch
 
 from .lowering import TracedCall, as_bytes
 
-__all__ = ["Elsewhere"]
+__all__ = ["Elsewhere", "Job"]
 
 _log = logging.getLogger("tierwise")
 MOST_PROCESSES = 8
 PROCESS_BYTES = 2 << 30  # of host memory, with torch and its compiler loaded
 CONTEXT_BYTES = 600 << 20  # of a GPU's memory: 525 MiB were seen on an H200
+
+
+class Job:
+    """A traced call that some process may lower, or whoever waits for it."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self._claim = threading.Lock()
+        self._done = threading.Event()
+
+    def claim(self) -> bool:
+        """True for the first who asks: it is theirs to do."""
+        return self._claim.acquire(blocking=False)
+
+    def finish(self) -> None:
+        self._done.set()
+
+    def wait(self, seconds: float) -> None:
+        self._done.wait(seconds)
 
 
 class Elsewhere:
@@ -31,13 +50,13 @@ class Elsewhere:
     with Elsewhere() as elsewhere:
         elsewhere.start(device)
         ...
-        done = elsewhere.lower_later(traced)
+        job = elsewhere.lower_later(traced)
     """
 
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: list[threading.Thread] = []
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
 
     @property
     def is_running(self) -> bool:
@@ -48,47 +67,55 @@ class Elsewhere:
         found = processes if processes is not None else room_for(device)
         if self.is_running or (processes is None and found <= 2):
             return
-        self._threads = ThreadPoolExecutor(found)
-        for _ in range(found):
-            self._processes.append(_process())
-            self._idle.put(self._processes[-1])
+        self._jobs = SimpleQueue()
+        self._processes = [_process() for _ in range(found)]
+        self._threads = [threading.Thread(target=_serve, args=(process, self._jobs), daemon=True) for process in self._processes]
+        for thread in self._threads:
+            thread.start()
 
-    def lower_later(self, traced: TracedCall) -> Future[bool] | None:
-        """Whether a process did it, some day; None for what cannot be sent."""
-        assert self._threads is not None
+    def lower_later(self, traced: TracedCall) -> Job | None:
+        """What a process will do that finds the time; None for what cannot be sent."""
         try:
-            return self._threads.submit(self._lower, as_bytes(traced))
+            job = Job(as_bytes(traced))
         except Exception as error:  # whatever a pickler does not like
             _log.debug("a graph is not lowered in another process: %s", error)
             return None
-
-    def _lower(self, data: bytes) -> bool:
-        process = self._idle.get()
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            process.stdin.write(struct.pack("<Q", len(data)) + data)
-            process.stdin.flush()
-            return process.stdout.read(1) == b"1"
-        except OSError:
-            return False
-        finally:
-            self._idle.put(process)
+        self._jobs.put(job)
+        return job
 
     def __enter__(self) -> Elsewhere:
         return self
 
     def __exit__(self, *_: object) -> None:
         for process in self._processes:
-            process.kill()
-        if self._threads is not None:
-            self._threads.shutdown(cancel_futures=True)  # reads of an ended process return
+            process.kill()  # whoever reads from it reads the end
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
         for process in self._processes:
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 with contextlib.suppress(OSError):  # what was not sent is not missed
                     if pipe is not None:
                         pipe.close()
-        self._processes, self._threads = [], None
+        self._processes, self._threads = [], []
+
+
+def _serve(process: subprocess.Popen[bytes], jobs: SimpleQueue[Job | None]) -> None:
+    """Give a process jobs that nobody has claimed, from when it says that it is ready until it ends."""
+    assert process.stdin is not None and process.stdout is not None
+    alive = process.stdout.read(1) != b""
+    while alive and (job := jobs.get()) is not None:
+        if not job.claim():
+            continue
+        try:
+            process.stdin.write(struct.pack("<Q", len(job.data)) + job.data)
+            process.stdin.flush()
+            alive = process.stdout.read(1) != b""
+        except OSError:
+            alive = False
+        finally:
+            job.finish()
 
 
 def room_for(device: torch.device) -> int:

@@ -1,4 +1,4 @@
-"""The other end of elsewhere.py: reads graphs, lowers them, answers each with one byte, and ends with its input."""
+"""The other end of elsewhere.py: says that it is ready, reads graphs, lowers them, answers each with one byte, and ends with its input."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ def main() -> None:
     with contextlib.suppress(Exception):
         warm_up()
     graphs = sys.stdin.buffer
+    answers.write(b"r")
+    answers.flush()
     while len(header := graphs.read(8)) == 8:
         data = graphs.read(*struct.unpack("<Q", header))
-        try:
+        with contextlib.suppress(Exception):  # it will be tried again by whoever asked, who has somebody to tell
             lower_from_bytes(data)
-            answer = b"1"
-        except Exception:
-            answer = b"0"
-        answers.write(answer)
+        answers.write(b".")
         answers.flush()
 
 
