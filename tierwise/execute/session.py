@@ -88,6 +88,7 @@ class Session(Trouble):
         self.states: States | None = None  # lasting state with homes of its own, and whose it is by module path
         self._placed: frozenset[str] = frozenset()
         self._before_pass = before_pass
+        self.returned: Callable[[Any], None] = lambda out: None  # told what each planned pass returns
         self._current: Runner | None = None
         self._installed: dict[str, nn.Module] = {}
         self._root = RootForward(self, model)
@@ -185,6 +186,7 @@ class Session(Trouble):
             self._current = None
         runner.over()
         self.device.account_backward(leaf for leaf in tree_leaves(_opened(out)) if isinstance(leaf, torch.Tensor))
+        self.returned(_opened(out))
         return out
 
     def run_region(self, region: RegionForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -43,12 +43,15 @@ from .menus import PreparedMenu, RegionCode, as_keywords, prepare_menu
 from .meter import Meter
 from .plan import Plan
 from .programs import PLAN_SECONDS, program_for
+from .returned import Returned
+from .saved import holds_output
 from .trials import Trials
 from .verify import verify_step
 
 PLANNED_SHARE = 0.98  # of the budget: predictions of the peak are within 3%, mostly above
 LEARNS_ON = {"cuda"}  # the null device's times are guesses, and nobody's concern
 AGAIN_SECONDS = 3.0  # of planning in the middle of a training
+WORTH_PLANNING = 0.01  # of the budget: what is gained by planning again
 HOST_SHARE = 0.97  # of host=: parcels are rounded up, and leave gaps between them
 LEAST_TIGHTENING = 0.03  # of the budget: what a plan that ran out of memory is made tighter by, at least
 _log = logging.getLogger("tierwise")
@@ -102,17 +105,21 @@ class Fitted:
         )
         self.lasting = Lasting(self.session, self.below, optimizer, settings.masters, settings.update, settings.budget_bytes, settings.weights)
         self.meter = Meter(self)
+        self._returned = Returned()
+        self.session.returned = self._returned.watch
+        self._holds_output = settings.plan is None or holds_output(settings.plan)
         self._progress = progress
         self._tell = getattr(progress, "over", lambda sentence="": None)
         self._told: Plan | None = None
         self.set_aside: list[Callable[[], None]] = []  # called when all is given back, the last first
         self._closes_device, self._machine_is_given = closes_device, machine_is_given
         if optimizer is not None:
-            self.set_aside.append(optimizer.register_step_post_hook(partial(_updated, weakref.ref(self.meter))).remove)
+            self.set_aside.append(optimizer.register_step_post_hook(partial(_updated, weakref.ref(self.meter), weakref.ref(self._returned))).remove)
         self._modules, self._parameters = list(model.modules()), list(model.parameters())
         self._menus: dict[Any, PreparedMenu] = {}
         self._codes: dict[Any, RegionCode] = {}
         self._tightened_bytes = 0
+        self._planned_again = False
         self._trials: dict[Any, Trials] = {}  # by shape
         self._runs: dict[int, int] = {}  # steps by a plan
         self._refusals = device.out_of_memory_count()
@@ -129,16 +136,27 @@ class Fitted:
             anomalies = torch.autograd.set_detect_anomaly(False)
             # what is traced has no numbers to look at
             with torch.random.fork_rng(devices=cards), anomalies, self.lasting.unguarded(), Elsewhere() as elsewhere:
-                if key not in self._menus:
-                    self._menus[key] = self._menu(args, kwargs, elsewhere)
-                again = key in self._trials and self._trials[key].corrections > 0
-                made = self._made(self._menus[key], min(self.settings.plan_seconds, AGAIN_SECONDS) if again else self.settings.plan_seconds)
+                made = self._made_for(key, args, kwargs, elsewhere)
                 self.plans[key] = self._trials[key].choose(made) if key in self._trials else made
         self.current = self.plans[key]
         if self.lasting.differs(self.current.program):
             self._progress("moving parameters and optimizer state to where they live")
             self.lasting.place(self.current.program)
         return self.current
+
+    def _made_for(self, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], elsewhere: Elsewhere) -> Plan:
+        again = self._planned_again or (key in self._trials and self._trials[key].corrections > 0)
+        seconds = min(self.settings.plan_seconds, AGAIN_SECONDS) if again else self.settings.plan_seconds
+        if key not in self._menus:
+            self._menus[key] = self._menu(args, kwargs, elsewhere)
+        try:
+            return self._made(self._menus[key], seconds)
+        except InfeasibleBudget:
+            if self._returned.held or not self._holds_output or self.settings.plan is not None:
+                raise
+            self._holds_output = False  # a loop that lets go of what the model returns may need less
+            self._menus[key] = self._menu(args, kwargs, elsewhere)
+            return self._made(self._menus[key], seconds)
 
     def record_next_step(self, *, reset_peak: bool = False) -> None:
         """Measure when everything runs in the next step; `measured` then has its Timeline.
@@ -181,6 +199,7 @@ class Fitted:
     def _plans(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plans | None:
         self._learn()
         self.meter.step_ends()
+        self._look_at_what_is_held()
         self._compare()
         if not needs_backward(self._parameters, args, kwargs):
             return None
@@ -204,6 +223,19 @@ class Fitted:
         self.meter.step_begins(plan)
         self._refusals = self.device.out_of_memory_count()
         return plan.plans
+
+    def _look_at_what_is_held(self) -> None:
+        """Plan again where what the model returns is in the way of a plan and the loop lets go of it, or holds what a plan counts on."""
+        held, plan = self._returned.held, self.current
+        if held is None or held == self._holds_output or plan is None or self.settings.policy != "auto" or self.settings.plan is not None:
+            return
+        if held or (plan.keep_all_bytes > plan.budget_bytes and self._returned.nbytes > WORTH_PLANNING * plan.budget_bytes):
+            self._holds_output = held
+            _log.info("the loop %s %s that the model returns: planned again", "holds" if held else "lets go of", format_bytes(self._returned.nbytes))
+            self._planned_again = True
+            self.plans.clear()
+            self._menus.clear()
+            self._trials.clear()
 
     def _compare(self) -> None:
         """After a few steps by a plan, look at how one of them ran; if the prediction was far off, plan again with what was measured."""
@@ -276,6 +308,7 @@ class Fitted:
                 compile=self.settings.compile,
                 accumulation=has_gradients(self._parameters),
                 masters=self.settings.masters,
+                hold_output=self._holds_output,
                 codes=self._codes,
                 at_hand=self.lasting.at_hand,
                 elsewhere=elsewhere,
@@ -357,6 +390,7 @@ class Fitted:
             keep_all_bytes=kept_bytes + aside,
             notes=(*words_of(program.states, program.update), *prepared.notes),
             kept=_kept(prepared, program.calls),
+            holds_output=self._holds_output,
         )
 
     @property
@@ -403,9 +437,11 @@ class Fitted:
         return key_of(self._modules, self._parameters, self.device.torch_device.type, args, kwargs)
 
 
-def _updated(meter: weakref.ref[Meter], optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+def _updated(meter: weakref.ref[Meter], returned: weakref.ref[Returned], optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if (found := meter()) is not None:
         found.step_updated()
+    if (output := returned()) is not None:
+        output.look()
 
 
 def _region_plans(prepared: PreparedMenu, program: Program) -> dict[tuple[str, int], RegionPlan]:

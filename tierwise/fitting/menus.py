@@ -67,6 +67,7 @@ def prepare_menu(
     compile: bool,
     accumulation: bool = False,
     masters: str | None = None,
+    hold_output: bool = True,
     codes: dict[Any, RegionCode] | None = None,
     at_hand: AtHand = lambda path: contextlib.nullcontext(),
     elsewhere: Elsewhere | None = None,
@@ -77,7 +78,7 @@ def prepare_menu(
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     progress("tracing one step")
     with without_hooks(model):
-        captured = _captured(model, call, optimizer, autocast, accumulation, masters)
+        captured = _captured(model, call, optimizer, autocast, accumulation, masters, hold_output)
     hooked = {call.id: reason for call in captured.graph.calls if (reason := hook_inside(model.get_submodule(call.module)))}
     graph, apart = set_apart(captured.graph, hooked)
     costs = fused_costs(graph, machine) if compile else roofline_costs(graph, machine)
@@ -241,8 +242,13 @@ def as_keywords(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     return named
 
 
-def _captured(model: nn.Module, call: Mapping[str, Any], optimizer: Any, autocast: Any, accumulation: bool, masters: str | None) -> Any:
-    options = {"optimizer": optimizer if optimizer is not None else "sgd", "autocast": autocast, "accumulation": accumulation, "masters": masters}
+def _captured(
+    model: nn.Module, call: Mapping[str, Any], optimizer: Any, autocast: Any, accumulation: bool, masters: str | None, hold_output: bool
+) -> Any:
+    options = {
+        "optimizer": optimizer if optimizer is not None else "sgd", "autocast": autocast, "accumulation": accumulation, "masters": masters,
+        "hold_output": hold_output,
+    }  # fmt: skip
     try:
         return capture_step(model, dict(call), **options)
     except CaptureError as error:

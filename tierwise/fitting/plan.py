@@ -38,6 +38,7 @@ class Plan:
     keep_all_bytes: int
     notes: tuple[str, ...]
     corrections: int = 0  # how many times it was made again with what was measured
+    holds_output: bool = True  # whether the loop holds what the model returns until the step is over
     kept: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # module path -> its forward with the choice that saves the most
 
     @property
@@ -91,7 +92,7 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """What was decided, in a file that says which model, shapes, machine and torch it is for; `fitting.saved.load_program` reads it."""
-        save_program(self.program, self.menu, self.budget_bytes, path)
+        save_program(self.program, self.menu, self.budget_bytes, path, holds_output=self.holds_output)
 
     def words(self) -> list[str]:
         graph = self.menu.problem.graph

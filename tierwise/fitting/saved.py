@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -33,13 +34,14 @@ DIFFERENCES = {
 }
 
 
-def save_program(program: Program, menu: Menu, budget_bytes: int, path: str | Path) -> None:
-    """Whole or not at all."""
+def save_program(program: Program, menu: Menu, budget_bytes: int, path: str | Path, *, holds_output: bool = True) -> None:
+    """Whole or not at all. `holds_output`: whether the loop that it is for holds what the model returns."""
     found = {
         "tierwise": KIND,
         "format": FORMAT,
         "for": fingerprint(menu),
         "budget_bytes": budget_bytes,
+        "holds_output": holds_output,
         "program": {
             "policy": program.policy,
             "words": list(program.words),
@@ -50,6 +52,14 @@ def save_program(program: Program, menu: Menu, budget_bytes: int, path: str | Pa
         },
     }
     serial.write(json.dumps(found, indent=1), path)
+
+
+def holds_output(path: str | os.PathLike[str]) -> bool:
+    """Whether the loop of a saved plan holds what the model returns; True for a file that cannot be read, which whoever loads it says."""
+    try:
+        return bool(_read(Path(path)).get("holds_output", True))
+    except BadFile:
+        return True
 
 
 def load_program(path: str | Path, menu: Menu) -> Program:
