@@ -13,6 +13,7 @@ from tierwise.regions import options
 from tierwise.regions.compiled import compile_option, compiled_together
 from tierwise.regions.elsewhere import Elsewhere
 from tierwise.regions.joint import describe
+from tierwise.regions.lowering import TracedCall
 
 
 def _gradients(forward, block: GatedBlock, x: torch.Tensor) -> list[torch.Tensor]:
@@ -66,3 +67,13 @@ def test_what_no_process_has_begun_is_done_here(tmp_path, monkeypatch):
             together.compile(forward, block, (x,), {})
     assert counters["inductor"]["fxgraph_cache_miss"] == 4  # looked for, and then made here
     assert all(gradient is not None for gradient in _gradients(forward, block, x))
+
+
+def test_what_another_process_would_do_otherwise_stays_here(monkeypatch):
+    class Own:
+        pass
+
+    monkeypatch.setattr(torch._inductor.config, "post_grad_custom_pre_pass", Own())
+    assert Elsewhere().lower_later(TracedCall()) is None
+    monkeypatch.undo()
+    assert Elsewhere().lower_later(TracedCall()) is not None

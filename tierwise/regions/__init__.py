@@ -3,6 +3,7 @@
 values.py, cut.py, options.py     which choices there are, in plain types: no torch
 joint.py                          the joint graph of a module call, described for them
 partition.py, compiled.py         a choice made into code: one compilation for all layers of the class
+lowering.py, elsewhere.py         most of the work of a compilation, done by other processes where choices are many
 
 joint = describe(Block.forward, block, (x,))        # from joint.py
 keep, cheap, *dear, checkpoint = options(joint)

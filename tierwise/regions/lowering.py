@@ -24,11 +24,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._graph_pickler import GraphPickler, Options
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from .torch_compat import forget_donations
+from .torch_compat import CODE_SETTINGS, forget_donations
 
 __all__ = ["TracedCall", "as_bytes", "lower_from_bytes", "warm_up"]
 
 ORIGINS = frozenset({"nn_module_stack", "fwd_nn_module_stack", "source_fn_stack", "fwd_source_fn_stack", "from_node", "stack_trace"})
+
+OF_THE_USERS_OWN = (
+    "inductor_choices_class", "post_grad_custom_post_pass", "post_grad_custom_pre_pass", "joint_custom_pre_pass", "joint_custom_post_pass",
+    "pre_grad_custom_pass", "_pre_fusion_custom_pass", "_post_fusion_custom_pass",
+)  # fmt: skip
 
 
 class _Code:
@@ -57,7 +62,6 @@ class TracedCall:
 
     graphs: list[_Graph] = field(default_factory=list)
     context: Any = None
-    config: Mapping[str, Any] = field(default_factory=dict)  # Inductor's, with which its compiler is called
 
     def compiler(self, module: fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Callable[[list[Any]], Any]:
         """In place of Inductor's: remembers the graph, and returns what will run once it is lowered."""
@@ -68,7 +72,7 @@ class TracedCall:
                 graph.lower()
         except _NotThere as wanted:
             graph.key = wanted.key
-            self.context, self.config = TracingContext.try_get(), inductor_config.save_config_portable()
+            self.context = TracingContext.try_get()
             self.graphs.append(graph)
         code = graph.code  # and not the graph, which nobody needs afterwards
 
@@ -80,7 +84,7 @@ class TracedCall:
 
     def lower(self) -> None:
         """Code for all graphs, from the cache on disk where it is there by now."""
-        with inductor_config.patch(dict(self.config)), tracing(self.context):
+        with inductor_config.patch(CODE_SETTINGS), tracing(self.context):
             for graph, inputs in _in_turn(self.graphs):
                 with contextlib.nullcontext() if inputs is not graph.inputs else _known_as(graph.key):
                     graph.inputs = inputs
@@ -173,10 +177,17 @@ def _replaced(owner: type, **members: Any) -> Iterator[None]:
 
 def as_bytes(call: TracedCall) -> bytes:
     """A call for `lower_from_bytes` in another process, with the switches of this one that code depends on."""
-    switches = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(), dict(call.config)
+    switches = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(), _config()
     graphs = [(graph.module, graph.inputs, graph.settings, graph.key) for graph in call.graphs]
     with _formats_by_name(), _without_origins([graph.module for graph in call.graphs]):
         return GraphPickler.dumps((switches, graphs), Options(ops_filter=None))  # type: ignore[no-any-return]
+
+
+def _config() -> dict[str, Any]:
+    """Inductor's settings in this process, its user's among them. What has no form that another process understands is no other process's work."""
+    if own := [name for name in OF_THE_USERS_OWN if getattr(inductor_config, name, None)]:
+        raise NotImplementedError(f"torch._inductor.config has {own[0]}")
+    return dict(inductor_config.save_config_portable()) | CODE_SETTINGS
 
 
 def lower_from_bytes(data: bytes) -> None:
