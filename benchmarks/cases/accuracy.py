@@ -29,7 +29,7 @@ MODELS: tuple[tuple[str, int, int | None], ...] = (
     ("bert-large", 32, 512),
     ("t5-large", 32, 512),
     ("vit-large-16", 256, None),
-    ("resnet-152", 128, None),
+    ("resnet-152", 256, None),
     ("vgg-16", 128, None),
     ("inception-v4", 256, None),
     ("unet", 8, None),
