@@ -20,8 +20,8 @@ from typing import Any
 
 NEEDS = "cuda"
 MACHINE = "h200"
-# Of different kinds, each large enough to keep the GPU busy and small enough for a card of 80 GB: name, batch, seq. And two that a host cannot keep up
-# with: there its own times decide, which on a shared machine are not the same from one minute to the next.
+# Of different kinds, each large enough to keep the GPU busy and small enough for a card of 80 GB: name, batch, seq. And two that a host
+# cannot keep up with: there its own times decide, which on a shared machine are not the same from one minute to the next.
 MODELS: tuple[tuple[str, int, int | None], ...] = (
     ("gpt2-medium", 16, 1024),
     ("llama-1.4b", 8, 2048),
