@@ -22,11 +22,12 @@ from ..integrations.progress import Teller
 from ..ir import Machine
 from ..units import parse_bytes, parse_store
 from .closures import closures_first
-from .fitted import Fitted, Settings, log_level_from_environment
+from .fitted import Fitted
 from .here import device_of, machine_of
 from .measured_here import with_disk
 from .plan import Plan
 from .programs import PLAN_SECONDS
+from .settings import Settings, log_level_from_environment
 from .wrapped import inside, plain_optimizer, set_aside
 
 __all__ = ["Plan", "fit", "fitted_of", "plan_of", "release", "stats"]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import weakref
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,18 +16,15 @@ from torch.utils._pytree import tree_leaves
 
 from .. import policies
 from ..errors import BadInput, InfeasibleBudget, NotExecutable, OverCapacity, UnknownName
-from ..execute.below import Below, bounce_bytes
+from ..execute.below import Below
 from ..execute.device import Device
-from ..execute.passes import RegionPlan
 from ..execute.session import Plans, Session
 from ..execute.states.gradients import Gradient
 from ..execute.states.torch_compat import without_torch_function
 from ..execute.states.torchs import is_piecewise
-from ..ir import Machine, Menu, Placement, Program, Timeline, check_schedule, peak_bytes
-from ..ir.program import MIN_SENT_BYTES
+from ..ir import Machine, Menu, Placement, Timeline, check_schedule, peak_bytes
 from ..lower import Image, image, keeping_everything, with_budget
 from ..lower.states import anew
-from ..regions.compiled import CompiledOption
 from ..regions.elsewhere import Elsewhere
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
@@ -42,9 +37,11 @@ from .measured_here import host_rate, with_card, with_host
 from .menus import PreparedMenu, RegionCode, as_keywords, prepare_menu
 from .meter import Meter
 from .plan import Plan
-from .programs import PLAN_SECONDS, program_for
+from .programs import program_for
 from .returned import Returned
+from .runnable import kept, region_plans, sent_bytes
 from .saved import holds_output
+from .settings import Settings, limited
 from .trials import Trials
 from .verify import verify_step
 
@@ -52,25 +49,8 @@ PLANNED_SHARE = 0.98  # of the budget: predictions of the peak are within 3%, mo
 LEARNS_ON = {"cuda"}  # the null device's times are guesses, and nobody's concern
 AGAIN_SECONDS = 3.0  # of planning in the middle of a training
 WORTH_PLANNING = 0.01  # of the budget: what is gained by planning again
-HOST_SHARE = 0.97  # of host=: parcels are rounded up, and leave gaps between them
 LEAST_TIGHTENING = 0.03  # of the budget: what a plan that ran out of memory is made tighter by, at least
 _log = logging.getLogger("tierwise")
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    budget_bytes: int
-    host_bytes: int | None
-    pinned_bytes: int | None
-    nvme: tuple[Path, int] | None
-    policy: str
-    compile: bool
-    verify: bool = False
-    masters: str | None = None
-    update: str = "after"
-    weights: str | os.PathLike[str] | None = None
-    plan: str | os.PathLike[str] | None = None  # a saved one, for the first shape
-    plan_seconds: float = PLAN_SECONDS
 
 
 class Fitted:
@@ -91,7 +71,7 @@ class Fitted:
         if settings.policy not in (known := ["auto", *policies.names()]):
             raise UnknownName("policy", settings.policy, known)
         self.model, self.optimizer, self.device, self.settings = model, optimizer, device, settings
-        self.machine = _limited(machine, settings)
+        self.machine = limited(machine, settings)
         self.session = Session(model, device, self._before_pass)
         self.session.owner = self
         self.plans: dict[Any, Plan] = {}
@@ -382,14 +362,14 @@ class Fitted:
             image=made,
             predicted=simulate(made.problem, made.schedule),
             held_bytes=peak_bytes(made.problem, made.schedule),
-            sent_bytes=_sent_bytes(menu, made),
-            plans=_region_plans(prepared, program),
+            sent_bytes=sent_bytes(menu, made),
+            plans=region_plans(prepared, program),
             budget_bytes=self.settings.budget_bytes,
             aside_bytes=aside,
             keep_all_seconds=kept_seconds,
             keep_all_bytes=kept_bytes + aside,
             notes=(*words_of(program.states, program.update), *prepared.notes),
-            kept=_kept(prepared, program.calls),
+            kept=kept(prepared, program.calls),
             holds_output=self._holds_output,
         )
 
@@ -442,63 +422,3 @@ def _updated(meter: weakref.ref[Meter], returned: weakref.ref[Returned], optimiz
         found.step_updated()
     if (output := returned()) is not None:
         output.look()
-
-
-def _region_plans(prepared: PreparedMenu, program: Program) -> dict[tuple[str, int], RegionPlan]:
-    """By module and how many times it was called before; what is outside of regions under no module's name."""
-    graph, calls = prepared.menu.problem.graph, program.calls
-    times: dict[str, int] = {}
-    found: dict[tuple[str, int], RegionPlan] = {}
-    for call in graph.calls:
-        time = times[call.module] = times.get(call.module, -1) + 1
-        if call.id not in calls:
-            continue
-        code = prepared.regions[call.region]
-        plan = calls[call.id]
-        saved = prepared.menu.choice(call.id, plan.choice).saved
-        sends_all = bool(plan.sent) and all(value.name in plan.sent for value in saved if value.nbytes >= MIN_SENT_BYTES)
-        found[call.module, time] = RegionPlan(code.code[plan.choice], plan, tuple(value.name for value in saved), call.id, sends_all)
-    return found | {("", gap): RegionPlan(_nothing, plan) for gap, plan in program.outside.items()}
-
-
-def _sent_bytes(menu: Menu, made: Image) -> dict[str, int]:
-    """What activations take below the device."""
-    if made.program.states:
-        made = image(menu, replace(made.program, states={}))
-    return peak_bytes(made.problem, made.schedule)
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """What is outside of regions is the model's own code."""
-
-
-def _kept(prepared: PreparedMenu, calls: Collection[int]) -> dict[str, CompiledOption]:
-    """By module, the code of the choice that saves the most."""
-    graph = prepared.menu.problem.graph
-    first = {region: code.code[prepared.menu.choices[region][0].name] for region, code in prepared.regions.items()}
-    return {graph.calls[call].module: first[graph.calls[call].region] for call in calls}
-
-
-def _limited(machine: Machine, settings: Settings) -> Machine:
-    """The machine as far as it may be used. The disk's buffers serve both ways: they are counted once."""
-    sizes: dict[str, int] = {}
-    if settings.host_bytes is not None:
-        sizes["dram"] = int(settings.host_bytes * HOST_SHARE)
-    if settings.nvme is not None:
-        sizes["nvme"] = settings.nvme[1]
-    bounce = bounce_bytes(settings.host_bytes)
-    links = [replace(link, staging_bytes=bounce * (link.src != "nvme")) if link.staging_tier == "dram" else link for link in machine.links]
-    tiers = [replace(tier, capacity_bytes=sizes.get(tier.name, tier.capacity_bytes)) for tier in machine.tiers]
-    return replace(machine, tiers=tuple(tiers), links=tuple(links))
-
-
-def log_level_from_environment() -> None:
-    """TIERWISE_LOG=info or debug shows what is decided and what moves."""
-    level = os.environ.get("TIERWISE_LOG", "")
-    if level:
-        number = logging.getLevelNamesMapping().get(level.upper())
-        if number is None:
-            raise UnknownName("TIERWISE_LOG level", level, [name.lower() for name in logging.getLevelNamesMapping()])
-        _log.setLevel(number)
-        if not _log.handlers:
-            _log.addHandler(logging.StreamHandler())
