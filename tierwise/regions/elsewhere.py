@@ -21,6 +21,7 @@ __all__ = ["Elsewhere", "Job"]
 
 _log = logging.getLogger("tierwise")
 MOST_PROCESSES = 8
+SECONDS_TO_END = 5.0  # for a thread whose process has ended
 PROCESS_BYTES = 2 << 30  # of host memory, with torch and its compiler loaded
 CONTEXT_BYTES = 600 << 20  # of a GPU's memory: 525 MiB were seen on an H200
 
@@ -90,11 +91,10 @@ class Elsewhere:
         for process in self._processes:
             process.kill()  # whoever reads from it reads the end
             self._jobs.put(None)
-        for thread in self._threads:
-            thread.join()
-        for process in self._processes:
+        for process, thread in zip(self._processes, self._threads, strict=True):
             process.wait()
-            for pipe in (process.stdin, process.stdout):
+            thread.join(SECONDS_TO_END)
+            for pipe in (process.stdin, process.stdout) if not thread.is_alive() else ():
                 with contextlib.suppress(OSError):  # what was not sent is not missed
                     if pipe is not None:
                         pipe.close()
