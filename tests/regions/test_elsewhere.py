@@ -9,9 +9,9 @@ import torch
 from blocks import GatedBlock
 from torch._dynamo.utils import counters
 
-from tierwise.regions import options
+from tierwise.regions import lowering, options
 from tierwise.regions.compiled import compile_option, compiled_together
-from tierwise.regions.elsewhere import Elsewhere
+from tierwise.regions.elsewhere import Elsewhere, Job
 from tierwise.regions.joint import describe
 from tierwise.regions.lowering import TracedCall
 
@@ -77,3 +77,19 @@ def test_what_another_process_would_do_otherwise_stays_here(monkeypatch):
     assert Elsewhere().lower_later(TracedCall()) is None
     monkeypatch.undo()
     assert Elsewhere().lower_later(TracedCall()) is not None
+
+
+def test_a_backward_is_given_what_its_forward_leaves():
+    graph = torch.fx.Graph()
+    saved, tangent = graph.placeholder("saved"), graph.placeholder("tangent")
+    graph.output((saved, tangent))
+    backward = torch.fx.GraphModule({}, graph)
+    given = [torch.empty(2, 3), torch.empty(2, 3)]
+    assert lowering._laid_out(backward, given, {"saved": (3, 1)}) is given  # as it is traced
+    laid_out = lowering._laid_out(backward, given, {"saved": (1, 2)})  # the compiler has chosen columns
+    assert [value.stride() for value in laid_out] == [(1, 2), (3, 1)]
+
+
+def test_a_job_is_somebody_s_once():
+    job = Job(b"")
+    assert [job.claim(), job.claim()] == [True, False]

@@ -88,7 +88,7 @@ class Session(Trouble):
         self.states: States | None = None  # lasting state with homes of its own, and whose it is by module path
         self._placed: frozenset[str] = frozenset()
         self._before_pass = before_pass
-        self.returned: Callable[[Any], None] = lambda out: None  # told what each planned pass returns
+        self.returned: Callable[[list[torch.Tensor]], None] = lambda tensors: None  # told what each planned pass returns
         self._current: Runner | None = None
         self._installed: dict[str, nn.Module] = {}
         self._root = RootForward(self, model)
@@ -185,8 +185,9 @@ class Session(Trouble):
         finally:
             self._current = None
         runner.over()
-        self.device.account_backward(leaf for leaf in tree_leaves(_opened(out)) if isinstance(leaf, torch.Tensor))
-        self.returned(_opened(out))
+        tensors = _tensors(out)
+        self.device.account_backward(tensors)
+        self.returned(tensors)
         return out
 
     def run_region(self, region: RegionForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -4,10 +4,9 @@ returned, such as logits, is gone when backward needs the room. A plan begins by
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 SMALLEST_BYTES = 1 << 20  # of what is worth looking after
 
@@ -18,9 +17,8 @@ class Returned:
         self.held: bool | None = None  # in the last step that returned something large
         self.nbytes = 0
 
-    def watch(self, out: Any) -> None:
-        """A pass has returned this."""
-        tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+    def watch(self, tensors: Sequence[torch.Tensor]) -> None:
+        """A pass has returned these."""
         self._last = [(weakref.ref(tensor), nbytes) for tensor in tensors if (nbytes := tensor.untyped_storage().nbytes()) >= SMALLEST_BYTES]
 
     def look(self) -> None:

@@ -1,7 +1,7 @@
 """A traced call's two graphs as code: at once, or later, when another process has done the work.
 
 Lowering a graph is most of what a compilation takes. It is Python, so a second thread would not help; a second process does, and leaves what it has
-made in torch's cache on disk, under the key by which this one looks for it. Like torch_compat.py, this file touches private names of torch.
+made in torch's cache on disk, under the key by which this one looks for it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,22 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import TracingContext, tracing
-from torch._inductor import config as inductor_config
-from torch._inductor.async_compile import AsyncCompile
-from torch._inductor.codecache import FxGraphCache
-from torch._inductor.compile_fx import compile_fx_inner
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx._graph_pickler import GraphPickler, Options
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from .torch_compat import CODE_SETTINGS, forget_donations
+from .torch_compat import (
+    CODE_SETTINGS,
+    AsyncCompile,
+    FakeTensorMode,
+    FxGraphCache,
+    GraphPickler,
+    Options,
+    ShapeEnv,
+    TracingContext,
+    compile_fx_inner,
+    forget_donations,
+    inductor_config,
+    replaced,
+    tracing,
+)
 
 __all__ = ["TracedCall", "as_bytes", "lower_from_bytes", "warm_up"]
 
@@ -138,7 +144,7 @@ def _only_looking() -> Iterator[None]:
             raise _NotThere(key)
         return found, info
 
-    with _replaced(FxGraphCache, load_with_key=staticmethod(look)):
+    with replaced(FxGraphCache, load_with_key=staticmethod(look)):
         yield
 
 
@@ -151,7 +157,7 @@ def _known_as(key: str) -> Iterator[None]:
         own, info = prepare(*args, **kwargs)
         return (key, own[1]) if own is not None else None, info
 
-    with _replaced(FxGraphCache, prepare_key=staticmethod(prepared)):
+    with replaced(FxGraphCache, prepare_key=staticmethod(prepared)):
         yield
 
 
@@ -159,20 +165,8 @@ def _known_as(key: str) -> Iterator[None]:
 def _without_kernels() -> Iterator[None]:
     """Kernels are named and not compiled: whoever loads the code does that."""
     makers = [name for name in ("wait", "triton", "cpp", "cpp_pybinding") if hasattr(AsyncCompile, name)]
-    with _replaced(AsyncCompile, **dict.fromkeys(makers, lambda self, *args, **kwargs: None)):
+    with replaced(AsyncCompile, **dict.fromkeys(makers, lambda self, *args, **kwargs: None)):
         yield
-
-
-@contextlib.contextmanager
-def _replaced(owner: type, **members: Any) -> Iterator[None]:
-    kept = {name: owner.__dict__[name] for name in members}
-    for name, member in members.items():
-        setattr(owner, name, member)
-    try:
-        yield
-    finally:
-        for name, member in kept.items():
-            setattr(owner, name, member)
 
 
 def as_bytes(call: TracedCall) -> bytes:

@@ -1,4 +1,4 @@
-"""With lowering.py, the only file of regions that touches private names of torch; all of them are in 2.11 and in 2.13, with these arguments.
+"""The only file of regions that touches private names of torch; all of them are in 2.11 and in 2.13, with these arguments.
 
 Each name is wrapped in a function or re-exported under a plain one, so that when torch moves something there is one line to change.
 """
@@ -22,20 +22,23 @@ from torch._functorch.partitioners import (
     min_cut_rematerialization_partition,
     reordering_to_mimic_autograd_engine,
 )
-from torch._guards import TracingContext
+from torch._guards import TracingContext, tracing
+from torch._inductor import config as inductor_config
 from torch._inductor.async_compile import AsyncCompile
-from torch._inductor.codecache import CodeCacheFuture
+from torch._inductor.codecache import CodeCacheFuture, FxGraphCache
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx._graph_pickler import GraphPickler, Options
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils.flop_counter import flop_registry
 
 __all__ = [
-    "CAPTURE_ERRORS", "CODE_SETTINGS", "Backend", "CustomPartitionerFn", "FakeTensor", "aot_with_partition", "flops_of", "forget_donations",
-    "has_flop_formula",
-    "inductor_with_partition", "inner_error", "is_higher_order", "kernels_together", "min_cut_saved", "ordered_for_memory", "split_graph",
-    "with_early_parts", "without_duplicates",
+    "CAPTURE_ERRORS", "CODE_SETTINGS", "AsyncCompile", "Backend", "CustomPartitionerFn", "FakeTensor", "FakeTensorMode", "FxGraphCache",
+    "GraphPickler", "Options", "ShapeEnv", "TracingContext", "aot_with_partition", "compile_fx_inner", "flops_of", "forget_donations",
+    "has_flop_formula", "inductor_config", "inductor_with_partition", "inner_error", "is_higher_order", "kernels_together", "min_cut_saved",
+    "ordered_for_memory", "replaced", "split_graph", "tracing", "with_early_parts", "without_duplicates",
 ]  # fmt: skip
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -66,6 +69,19 @@ def inductor_with_partition(
 
 
 @contextlib.contextmanager
+def replaced(owner: type, **members: Any) -> Iterator[None]:
+    """A class with other members for as long as it lasts."""
+    kept = {name: owner.__dict__[name] for name in members}
+    for name, member in members.items():
+        setattr(owner, name, member)
+    try:
+        yield
+    finally:
+        for name, member in kept.items():
+            setattr(owner, name, member)
+
+
+@contextlib.contextmanager
 def kernels_together() -> Iterator[None]:
     """Kernels of all graphs that are compiled inside are waited for at the end. Torch waits for those of each graph, and the processors that compile
     them rest while the next graph is lowered. Nothing that is compiled inside may run there."""
@@ -78,11 +94,10 @@ def kernels_together() -> Iterator[None]:
         else:
             wait(self, scope)
 
-    AsyncCompile.wait = later  # type: ignore[method-assign]
     try:
-        yield
+        with replaced(AsyncCompile, wait=later):
+            yield
     finally:
-        AsyncCompile.wait = wait  # type: ignore[method-assign]
         made: dict[int, Any] = {}  # graphs share kernels, and none may be made ready twice
         for compiling, scope in waiting:
             for name, found in list(scope.items()):
