@@ -19,7 +19,7 @@ from ..errors import CorruptBlock, StorageFault
 from .files import PageFile
 from .host_pool import PAGE_BYTES, Block, HostPool
 from .lanes import Event, Lane, all_of, already
-from .offsets import round_up
+from .offsets import Place, round_up
 
 BLOCK_BYTES = 16 << 20  # large enough for a disk's full rate, small enough that four bounce buffers are no cost
 REQUESTS = 4
@@ -36,6 +36,7 @@ class Extent:
     nbytes: int
     checksums: list[int | None]  # by block; None: never written
     block_bytes: int
+    place: Place | None = None  # whose bytes these are for as long as the extent lives; None: nobody else asks for them
     last: Event = field(default_factory=already)
 
 
@@ -57,11 +58,11 @@ class BlockIO:
             self.close()
             raise
 
-    def extent(self, offset: int, nbytes: int, *, after: tuple[Event, ...] = ()) -> Extent:
-        """An extent nothing was written to; `after` are the events until which its place is still in use."""
-        extent = Extent(offset, nbytes, [None] * -(-nbytes // self.block_bytes), self.block_bytes)
-        if after:
-            extent.last = self._lane.put(lambda: None, after=after)
+    def extent(self, offset: int, nbytes: int, *, place: Place | None = None) -> Extent:
+        """An extent nothing was written to."""
+        extent = Extent(offset, nbytes, [None] * -(-nbytes // self.block_bytes), self.block_bytes, place)
+        if place is not None and place.after:
+            extent.last = self._lane.put(lambda: None, after=place.after)
         return extent
 
     def write(self, file: PageFile, extent: Extent, view: torch.Tensor) -> Event:
@@ -82,6 +83,10 @@ class BlockIO:
 
     def when(self, after: Sequence[Event], what: Callable[[], object]) -> None:
         self._lane.put(what, after=after)
+
+    def settle(self) -> None:
+        """Block until nothing moves."""
+        self._lane.drain()
 
     def close(self) -> None:
         """Finish what runs, fail what is queued, return the buffers."""

@@ -26,7 +26,7 @@ from ..errors import OutOfHostMemory
 from ..units import exact_bytes, format_bytes
 from .device import Device
 from .lanes import Event
-from .offsets import Offsets, round_up
+from .offsets import Offsets, Place, round_up
 
 ALIGNMENT = 512  # what CUDA's allocator gives, so that bytes lie the same in both tiers
 PAGE_BYTES = 4096  # what direct disk access wants
@@ -40,11 +40,18 @@ _log = logging.getLogger(__name__)
 class Block:
     """Bytes of the slab, all pinned or all pageable."""
 
-    offset: int
+    place: Place
     bytes: torch.Tensor
-    alignment: int
     pinned: bool
-    after: tuple[Event, ...]  # what still uses these bytes: come after it before writing
+
+    @property
+    def offset(self) -> int:
+        return self.place.offset
+
+    @property
+    def after(self) -> tuple[Event, ...]:
+        """What still uses these bytes: come after it before writing."""
+        return self.place.after
 
     @property
     def nbytes(self) -> int:
@@ -89,6 +96,7 @@ class HostPool:
     def free_bytes(self) -> int:
         with self._lock:
             self._settle()
+            self._recover()
             return sum(offsets.free_bytes for offsets in self._offsets.values())
 
     def allocate(self, nbytes: int, *, alignment: int = ALIGNMENT) -> Block:
@@ -98,11 +106,11 @@ class HostPool:
             if slab is None:
                 raise OutOfHostMemory(f"{format_bytes(nbytes)} were asked of a host pool that is closed")
             self._settle()
-            for pinned, offsets in self._offsets.items():
-                place = offsets.take(nbytes, alignment)
-                if place is not None:
-                    start = place.offset
-                    return Block(start, slab[start : start + nbytes], alignment, pinned, place.after)
+            block = self._take(slab, nbytes, alignment)
+            if block is None and self._recover():
+                block = self._take(slab, nbytes, alignment)
+            if block is not None:
+                return block
             free = sum(offsets.free_bytes for offsets in self._offsets.values())
             largest = max(offsets.largest_bytes for offsets in self._offsets.values())
         raise OutOfHostMemory(
@@ -127,7 +135,23 @@ class HostPool:
     def _settle(self) -> None:
         while self._freed:
             block, after = self._freed.popleft()
-            self._offsets[block.pinned].give(block.offset, block.nbytes, block.alignment, after)
+            self._offsets[block.pinned].give(block.place, after)
+
+    def _take(self, slab: torch.Tensor, nbytes: int, alignment: int) -> Block | None:
+        for pinned, offsets in self._offsets.items():
+            place = offsets.take(nbytes, alignment)
+            if place is not None:
+                return Block(place, slab[place.offset : place.offset + nbytes], pinned)
+        return None
+
+    def _recover(self) -> bool:
+        """Whether there was something that nobody holds and nobody gave back."""
+        lost = [offsets for offsets in self._offsets.values() if offsets.lost_bytes > 0]
+        if lost:
+            self._device.synchronize()
+        for offsets in lost:
+            offsets.recover()
+        return bool(lost)
 
     def _touch(self, limit_bytes: int, step_bytes: int, progress: Callable[[int, int], None] | None) -> None:
         assert self._slab is not None

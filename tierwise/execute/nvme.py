@@ -70,15 +70,20 @@ class NvmeStore:
         with self._lock:
             while self._freed:
                 extent = self._freed.popleft()
-                self._offsets.give(extent.offset, extent.nbytes, PAGE_BYTES, [extent.last])
+                assert extent.place is not None
+                self._offsets.give(extent.place, [extent.last])
             place = self._offsets.take(nbytes, PAGE_BYTES)
+            if place is None and self._offsets.lost_bytes > 0:
+                self._io.settle()
+                self._offsets.recover()
+                place = self._offsets.take(nbytes, PAGE_BYTES)
             free_bytes = self._offsets.free_bytes
         if place is None:
             raise StorageFull(
                 f"the disk tier has no room for {format_bytes(nbytes)}: {format_bytes(free_bytes)} of {format_bytes(self.capacity_bytes)} "
                 f"are free; allow more with nvme="
             )
-        return self._io.extent(place.offset, nbytes, after=place.after)
+        return self._io.extent(place.offset, nbytes, place=place)
 
     def free(self, extent: Extent) -> None:
         """Take an extent back. Safe in a finalizer: it only leaves a note."""

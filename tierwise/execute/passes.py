@@ -282,6 +282,7 @@ class Pass:
         self.copies.settle()
         try:
             self.over()
+            self.copies.release_sent()  # also what was interrupted before it had a ticket
         except Exception as error:  # a copy that failed too; the failure of the forward is what the user hears
             self.trouble.say(f"a copy failed as well: {error}")
 

@@ -176,6 +176,7 @@ class Session(Trouble):
         try:
             with self.device.accounting(), self._state_at_hand(), _hooks_outside(runner):
                 out = self._root.plain(self.model, *args, **kwargs)
+            runner.over()
         except BaseException as error:
             held_bytes = self.device.memory().allocated_bytes
             runner.abandon()
@@ -184,7 +185,6 @@ class Session(Trouble):
             raise
         finally:
             self._current = None
-        runner.over()
         tensors = _tensors(out)
         self.device.account_backward(tensors)
         self.returned(tensors)
