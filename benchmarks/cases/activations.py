@@ -35,7 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "llama-4x8192": {"llama": (4, 8192, 8, 2048), "peers": ["keep", "checkpoint", "input offload"], "budgets": ["0.85", "checkpoint"]},
     "vit-large-16": {"zoo": ("vit-large-16", 384), "peers": ["keep", "checkpoint"], "budgets": ["0.34", "checkpoint"]},
-    "resnet-152": {"zoo": ("resnet-152", 256), "peers": ["keep", "checkpoint"], "budgets": ["0.34", "checkpoint"]},
+    "resnet-152": {"zoo": ("resnet-152", 512), "peers": ["keep", "checkpoint"], "budgets": ["0.34", "checkpoint"]},
 }
 PARTS = tuple(CASES)
 PEERS = ["keep", "half", "checkpoint", "input offload", "eager", "eager checkpoint"]

@@ -79,6 +79,16 @@ def test_a_plan_made_again_for_the_same_program_predicts_what_was_measured():
     assert abs(simulate(made.problem, made.schedule).seconds / measured.seconds - 1) < 0.02
 
 
+def test_what_only_the_recorded_step_takes_longer_is_nobodys():
+    """Recorded, everything took a quarter longer; steps that nobody recorded took what was predicted."""
+    with fitting(tower(), budget="1MiB") as found:
+        plan = found.prepare((), {"x": torch.randn(512, 8), "target": torch.randn(512, 4)})
+        recorded = replace(slowed(plan, 1.25, 1.25, 1.0), seconds=1.25 * plan.predicted.seconds)
+        menu = corrected(plan, recorded, plan.predicted.seconds)
+    for region, choices in plan.menu.choices.items():
+        assert [choice.seconds for choice in menu.choices[region]] == pytest.approx([choice.seconds for choice in choices])
+
+
 def test_a_plan_must_promise_more_than_the_fastest_that_ran():
     with fitting(tower(), budget="1MiB") as found:
         plan = found.prepare((), {"x": torch.randn(512, 8), "target": torch.randn(512, 4)})

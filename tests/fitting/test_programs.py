@@ -67,3 +67,11 @@ def test_what_is_impossible_says_the_least(monkeypatch):
     with pytest.raises(InfeasibleBudget) as refusal:
         plan(monkeypatch, menu(4, 40), {})
     assert refusal.value.least_bytes > 40
+
+
+def test_a_further_round_that_takes_long_is_left_out(monkeypatch):
+    monkeypatch.setattr(programs, "MANY_COMPILATIONS", 1)
+    chosen, asked = plan(monkeypatch, menu(4, 120), {})
+    assert set(chosen) == {"checkpoint", "keep"} and asked == [["checkpoint"], ["keep"]]
+    monkeypatch.setattr(programs, "MOST_FURTHER_SECONDS", -1.0)
+    assert plan(monkeypatch, menu(4, 120), {}) == (["checkpoint"] * 4, [["checkpoint"]])

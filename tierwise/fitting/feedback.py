@@ -2,7 +2,8 @@
 
 A call that waits for a copy looks slow; so of the calls of one class and choice those count that send nothing, and of these the middle one: a card
 that is kept busy runs slower than its quickest call. Where all send, the quickest. Of the copies over a link the middle one counts. What a call
-whose state is updated elsewhere waited for longer than planned is blamed on these updates.
+whose state is updated elsewhere waited for longer than planned is blamed on these updates. What a recorded step takes longer than one that nobody
+records is the recording's own doing, in all parts of it alike.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ def corrected(plan: Plan, measured: Timeline, seconds: float) -> Menu:
     alone: dict[tuple[int, str, Phase], list[float]] = defaultdict(list)
     sending: dict[tuple[int, str, Phase], list[float]] = defaultdict(list)
     rates: dict[tuple[str, str], list[float]] = defaultdict(list)
-    within = 0.0
+    within, unrecorded = 0.0, min(1.0, seconds / measured.seconds)
     for span in measured.spans:
         step = plan.image.schedule.steps[span.step]
         if isinstance(step, Compute) and graph.ops[step.op].region in plan.program.calls:
             op, call = graph.ops[step.op], plan.program.calls[graph.ops[step.op].region]
-            (sending if call.sent else alone)[graph.calls[op.region].region, call.choice, op.phase].append(span.end - span.start)
-            within += span.end - span.start
+            taken = unrecorded * (span.end - span.start)
+            (sending if call.sent else alone)[graph.calls[op.region].region, call.choice, op.phase].append(taken)
+            within += taken
         elif isinstance(step, Copy) and graph.storages[step.storage].nbytes >= LEAST_COPY_BYTES and span.end > span.start:
             rates[step.src, step.dst].append(graph.storages[step.storage].nbytes / (span.end - span.start))
     ran = {key: min(found) for key, found in sending.items()} | {key: median(found) for key, found in alone.items()}

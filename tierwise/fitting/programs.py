@@ -25,6 +25,7 @@ PLAN_SECONDS = 10.0  # of planning in all, not counting what is compiled and tim
 FIRST_SHARE = 0.1  # of these, for a plan that only says what to measure
 GUESSED_SECONDS = 2.0  # of planning for a device whose times are guesses
 MANY_COMPILATIONS, MANY_ELSEWHERE = 8, 16  # at once; more where other processes help
+MOST_FURTHER_SECONDS = 10.0  # of compiling and timing after the first round: who waits for the first step has waited for that one already
 WORTH_COMPILING, WORTH_A_COMPILATION = 0.01, 0.005  # of a step: what a plan must promise over what is measured, at least and for each compilation
 
 
@@ -54,6 +55,7 @@ def program_for(
         return by_policy(model, prepared, policy, device, compile=compile, progress=progress, update=update)
     if not on_gpu:
         return prepared, choose.thoroughly(prepared.menu, min(plan_seconds, GUESSED_SECONDS)).program
+    seconds_each = 0.0  # of compiling and timing a choice
     for round in range(ROUNDS):
         best = choose.quickly(prepared.menu)
         if best is None:  # on estimates; they are careful, so measure before saying that it cannot be done: first what saves least
@@ -62,12 +64,15 @@ def program_for(
             many = MANY_ELSEWHERE if prepared.elsewhere is not None and prepared.elsewhere.is_running else MANY_COMPILATIONS
             wanted = _most_used(_unmeasured(prepared.menu, best.program), prepared.menu, best.program, many)
             known = choose.quickly(_measured_only(prepared.menu)) if wanted else None
-            worth = max(WORTH_COMPILING, WORTH_A_COMPILATION * sum(map(len, wanted.values())))
-            if known is not None and known.seconds <= best.seconds * (1 + worth):
+            count = sum(map(len, wanted.values()))
+            worth = max(WORTH_COMPILING, WORTH_A_COMPILATION * count)
+            if known is not None and (known.seconds <= best.seconds * (1 + worth) or seconds_each * count > MOST_FURTHER_SECONDS):
                 break
         if not wanted:
             break
+        began = time.monotonic()
         prepared = measured(prepared, model, wanted, device, progress)
+        seconds_each = (time.monotonic() - began) / sum(map(len, wanted.values()))
         progress("planning")
     try:
         return prepared, choose.thoroughly(_measured_only(prepared.menu)).program
