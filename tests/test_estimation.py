@@ -46,6 +46,13 @@ def test_the_largest_batch_that_fits():
         assert peak_bytes(problem, keep_all.plan(problem))["hbm"] == budget
 
 
+def test_the_largest_batch_that_a_plan_has_room_for():
+    # The plan that keeps everything, as if it had been made for one sample: what it holds is what was counted above.
+    sizes, problem = scale(), chain(2, weight_bytes=5)
+    assert sizes.largest_planned(problem.with_budget(10 + 5 + 3 * 40), keep_all.plan(problem)) == 3
+    assert sizes.largest_planned(problem.with_budget(10 + 5 + 4 * 40 - 1), keep_all.plan(problem)) == 3
+
+
 def test_no_batch_fits_where_the_weights_do_not():
     assert scale().largest_kept(9) == 0
 
@@ -68,6 +75,7 @@ def test_estimate_where_it_does_not_fit_names_a_plan_or_the_least():
     assert not tight.fits
     assert tight.planned is not None
     assert tight.planned.peak_bytes <= kept.peak_bytes * 0.9
+    assert tight.planned.largest_batch >= tight.batch > tight.kept.largest_batch
     hopeless = estimation.estimate("gpt2-tiny", rtx, budget_bytes=1000, names=["keep_all", "chen"])
     assert hopeless.planned is None
     assert hopeless.least_bytes is not None

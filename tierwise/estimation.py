@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from . import measurement, pipeline, policies
-from .ir import Graph, Machine, Outcome, Problem, Timeline
+from .ir import Graph, Machine, Outcome, Problem, Schedule, Timeline, peak_bytes
 
 Progress = Callable[[str], None]
 # Real eager steps took 0.94 to 1.58 times their roofline on nine of eleven models (two that wait for the host took 2.2 and 2.4 times):
@@ -29,6 +29,7 @@ QUICK_TO_PLAN = (
     "auto", "g10", "zero_offload", "vdnn", "torchtune", "unsloth", "tf_swap", "oneflow", "layrub", "ssdtrain", "autoswap", "tflms", "rockmate",
     "echo", "megatron",
 )  # fmt: skip
+MOST_SAMPLES = 1 << 20  # in a batch: a step that does not grow with it fits at any
 PLANNING_SECONDS = 10.0  # of the processor: an answer is worth no more waiting, and who wants more can name the policies
 
 
@@ -49,7 +50,7 @@ class Way:
     seconds_range: Range
     tokens_per_second: Range | None
     samples_per_second: Range
-    largest_batch: int | None
+    largest_batch: int | None  # with everything kept, or by these decisions: a plan made for a larger batch may have room for more
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,8 @@ def estimate(
         if feasible:
             best = min(feasible, key=lambda row: row.seconds or 0.0)
             answer = pipeline.answer(problem, best.policy, **limited.get(best.policy, {}))
-            planned = _way(best.policy, problem, answer.timeline, one, None, measured=measure)
+            larger = sizes.largest_planned(answer.problem, answer.schedule) if sizes and _same_shape(answer.problem.graph, sizes.one) else None
+            planned = _way(best.policy, problem, answer.timeline, one, larger, measured=measure)
         else:
             least = min((row.least_bytes for row in rows if row.least_bytes), default=None)
     notes = [*one.notes, *(found.notes if found else ())]
@@ -218,3 +220,19 @@ class BatchScale:
             elif at_one > budget_bytes:
                 return 0
         return max(0, largest or 0)
+
+    def largest_planned(self, problem: Problem, schedule: Schedule) -> int:
+        """The largest batch that a schedule for `batch`, which fits, has room for in every tier. What it holds grows with the batch."""
+        capacities = {tier.name: tier.capacity_bytes for tier in problem.machine.tiers}
+
+        def fits(batch: int) -> bool:
+            peaks = peak_bytes(replace(problem, graph=self.graph(batch)), schedule)
+            return all(peak <= capacities[tier] for tier, peak in peaks.items())
+
+        largest, too_large = self.batch, 2 * self.batch
+        while too_large < MOST_SAMPLES and fits(too_large):
+            largest, too_large = too_large, 2 * too_large
+        while too_large - largest > 1:
+            middle = (largest + too_large) // 2
+            largest, too_large = (middle, too_large) if fits(middle) else (largest, middle)
+        return largest

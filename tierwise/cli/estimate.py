@@ -111,4 +111,6 @@ def _short(value: float) -> str:
 
 
 def _batch(way: Way) -> str:
-    return "-" if way.largest_batch is None else str(way.largest_batch)
+    if way.largest_batch is None:
+        return "-"
+    return f"{way.largest_batch:,}" if way.policy == "keep_all" else f"at least {way.largest_batch:,}"
