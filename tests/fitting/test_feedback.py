@@ -126,6 +126,26 @@ def test_plans_that_turn_out_slower_give_way_to_the_fastest(monkeypatch, caplog)
     assert [record.message for record in caplog.records][-1] == "a step takes 2.00 s, and 1.00 s by an earlier plan: back to that"
 
 
+def test_state_does_not_move_for_a_plan_made_again(monkeypatch):
+    """Other tensors have come to the device meanwhile, so that a new plan has no room with state where it is: the plan that runs stays."""
+    took, other = [1.0], []
+    monkeypatch.setattr(fitted, "LEARNS_ON", {"cpu"})
+    monkeypatch.setattr(Meter, "step_seconds", lambda meter: took[0])
+    monkeypatch.setattr(fitted.Fitted, "measured", property(lambda found: replace(found.current.predicted, spans=(), seconds=1.0)))
+    monkeypatch.setattr(fitted.Fitted, "_other_bytes", lambda found, prepared: sum(other))
+    model, optimizer = model_and_optimizer()
+    with fitting(model, optimizer=optimizer, budget="1200KiB") as found:
+        for number in range(10):
+            model(**batch(number)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if number == 0:
+                placed, program = found.lasting.states, plan_of(model).program
+                other.append(1 << 20)
+        assert found.lasting.states is placed is not None
+        assert plan_of(model).program == program and plan_of(model).corrections == 1
+
+
 def test_updates_that_run_elsewhere_say_nothing_about_what_is_between_regions():
     """State is placed; all goes as predicted, only what is between regions takes twice as long: the loss, not the updates."""
     model, optimizer = model_and_optimizer()

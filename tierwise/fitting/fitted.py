@@ -125,13 +125,16 @@ class Fitted:
         return self.current
 
     def _made_for(self, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], elsewhere: Elsewhere) -> Plan:
-        again = self._planned_again or (key in self._trials and self._trials[key].corrections > 0)
+        corrects = key in self._trials and self._trials[key].corrections > 0
+        again = self._planned_again or corrects
         seconds = min(self.settings.plan_seconds, AGAIN_SECONDS) if again else self.settings.plan_seconds
         if key not in self._menus:
             self._menus[key] = self._menu(args, kwargs, elsewhere)
         try:
-            return self._made(self._menus[key], seconds)
+            return self._made(self._menus[key], seconds, may_move=not corrects)
         except InfeasibleBudget:
+            if corrects:  # there is a plan that runs, and nothing has to move for another
+                return self._trials[key].fastest()[1]
             if self._returned.held or not self._holds_output or self.settings.plan is not None:
                 raise
             self._holds_output = False  # a loop that lets go of what the model returns may need less
@@ -307,16 +310,19 @@ class Fitted:
         graph = anew(graph, [path for path, place in (placed or {}).items() if place.gradients == "host"])
         return replace(found, menu=replace(found.menu, problem=replace(found.menu.problem, graph=graph), homes=homes))
 
-    def _made(self, prepared: PreparedMenu, seconds: float) -> Plan:
+    def _made(self, prepared: PreparedMenu, seconds: float, *, may_move: bool = True) -> Plan:
+        """`may_move`: also if lasting state that has to stay where it is leaves no plan."""
         self._progress("planning")
-        plan = self._planned(prepared, self._tightened_bytes, seconds, fixed=self._fixed())
+        plan = self._planned(prepared, self._tightened_bytes, seconds, fixed=self._fixed(), may_move=may_move)
         for sentence in plan.words():
             _log.info("%s", sentence)
         calls = prepared.menu.problem.graph.calls
         self.session.install({calls[call].module: self.model.get_submodule(calls[call].module) for call in plan.program.calls})
         return plan
 
-    def _planned(self, prepared: PreparedMenu, tightened_bytes: int, seconds: float, *, fixed: Mapping[str, Placement] | None) -> Plan:
+    def _planned(
+        self, prepared: PreparedMenu, tightened_bytes: int, seconds: float, *, fixed: Mapping[str, Placement] | None, may_move: bool = True
+    ) -> Plan:
         aside = self.machine.device.library_bytes + self._other_bytes(prepared)
         room = int(self.settings.budget_bytes * PLANNED_SHARE) - aside - tightened_bytes
         menu = self._with_host(with_budget(prepared.menu, max(1, room)))
@@ -332,6 +338,8 @@ class Fitted:
             passing, _ = self.lasting.takes(program.states) if program.states else (0, 0)
             aside, menu = aside + passing, with_budget(prepared.menu, max(1, room - passing))
         except InfeasibleBudget as error:
+            if fixed is not None and not may_move:
+                raise
             if fixed is not None:  # lasting state has to move again; plans of other shapes are made anew around it
                 self.plans.clear()
                 self._trials.clear()
@@ -408,6 +416,9 @@ class Fitted:
         ours += [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         if self.optimizer is not None:
             ours += [value for state in self.optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+        if self.lasting.states is not None:
+            self.lasting.states.make_room()  # what is only on its way is nobody's
+            ours += self.lasting.states.held_on_device()
         with without_torch_function():
             here = [tensor.untyped_storage() for tensor in ours if not isinstance(tensor, Gradient) and self.device.owns(tensor)]
         known = {storage.data_ptr(): storage.nbytes() for storage in here}

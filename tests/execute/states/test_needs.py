@@ -12,7 +12,7 @@ from tierwise.execute.host_pool import HostPool
 from tierwise.execute.null_device import NullDevice
 from tierwise.execute.nvme import NvmeStore
 from tierwise.execute.states.needs import SLACK_BYTES
-from tierwise.execute.states.placement import Placement
+from tierwise.execute.states.placement import ON_DEVICE, Placement
 from tierwise.execute.states.states import States
 
 
@@ -57,6 +57,7 @@ def test_a_pool_of_that_size_is_enough_and_not_much_more_than_that(tmp_path):
         Placement("host", "cpu", "host", "host"),
         Placement("host", "streamed", "device", "host"),
         Placement("nvme", "cpu", "nvme", "host"),
+        ON_DEVICE,
     ):
         model = two_layers()
         optimizer = adamw(model)
@@ -68,6 +69,7 @@ def test_a_pool_of_that_size_is_enough_and_not_much_more_than_that(tmp_path):
         store = NvmeStore(tmp_path, wanted.nvme_bytes, pool, block_bytes=4096, requests=2) if disk else None
         states.install(pool=pool, store=store)
         assert pool.free_bytes < SLACK_BYTES + 2 * 2560 + 4096
+        assert sum(tensor.nbytes for tensor in states.held_on_device()) == wanted.device_bytes
         written = written_so_far(store)
         for part in range(2):
             (model[1](model[0](torch.ones(2, 4, dtype=torch.bfloat16))[:, :4]).sum() / (part + 1)).backward()  # accumulation

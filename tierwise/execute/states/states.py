@@ -152,6 +152,11 @@ class States:
             self._tear_down()
             raise
 
+    def held_on_device(self) -> list[torch.Tensor]:
+        """What lives there beside parameters, gradients and what torch's optimizer keeps itself: state, and buffers that state passes through."""
+        staging = self._updates.staging if self._updates is not None else None
+        return [*(home.arrays for home in self.stored if home.arrays is not None), *(staging.buffers if staging is not None else ())]
+
     def flush(self) -> None:
         """Finish all updates: whoever reads a parameter after this reads the updated one."""
         for home in self.stored:
