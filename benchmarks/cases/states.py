@@ -175,9 +175,11 @@ def fitted_row(way: Way, given: argparse.Namespace, device: Any) -> dict[str, An
             states.flush()
         device.synchronize()
 
-    timed, _ = _timed(lambda: model(tokens), model, optimizer, device, settle, way, given, warm_ups=SETTLED)
+    step = _stepping(lambda: model(tokens), model, optimizer, way)
+    timed, _ = _timed(step, device, settle, given, warm_ups=SETTLED)
     plan = tierwise.plan_of(model)
     found = timed | {
+        "waits": _waits(plan, step, fitted_of(model)),
         "predicted_seconds": plan.predicted.seconds,
         "predicted_bytes": plan.peak_bytes,
         "host_bytes": _resident_bytes() - baseline_bytes,
@@ -263,7 +265,7 @@ def placed_row(way: Way, given: argparse.Namespace, device: Any, room: _Room) ->
         device.synchronize()
 
     written = (lambda: 0) if store is None else (lambda: store.bytes_written)
-    timed, written_bytes = _timed(lambda: _loss(model, tokens), model, optimizer, device, settle, way, given, written)
+    timed, written_bytes = _timed(_stepping(lambda: _loss(model, tokens), model, optimizer, way), device, settle, given, written)
     unused = pool.nbytes - needs.host_bytes  # pages that other rows touched
     found = timed | {
         "host_bytes": _resident_bytes() - room.baseline_bytes - unused,
@@ -292,12 +294,8 @@ def _tokens(shape: dict[str, int], device: Any) -> Any:
     return torch.randint(0, shape["vocab"], (shape["batch"], shape["seq"]), generator=generator).to(device.torch_device)
 
 
-def _timed(
-    loss_of: Callable[[], Any], model: Any, optimizer: Any, device: Any, settle: Callable[[], None], way: Way, given: argparse.Namespace,
-    counter: Callable[[], int] = lambda: 0, warm_ups: int = WARM_UPS,
-) -> tuple[dict[str, Any], int]:  # fmt: skip
-    """Steps after warm ones, and how far a counter goes on in one. Steps overlap, so they are timed together: from one moment when nothing is
-    pending, which `settle` brings about, to the next."""
+def _stepping(loss_of: Callable[[], Any], model: Any, optimizer: Any, way: Way) -> Callable[[], Any]:
+    """One step, and its loss."""
     import torch
 
     def step() -> Any:
@@ -309,6 +307,45 @@ def _timed(
         optimizer.zero_grad()
         return loss.detach()
 
+    return step
+
+
+def _waits(plan: Any, step: Callable[[], Any], fitted: Any) -> dict[str, Any]:
+    """How long calls of regions took in a step that was recorded and what compute stood still for before them, beside what was planned; in
+    milliseconds, the longest first."""
+    fitted.record_next_step()
+    step()
+    step()
+    calls = {name: _calls(plan, timeline) for name, timeline in (("planned", plan.predicted), ("measured", fitted.measured))}
+    taken = {
+        phase: {name: round(1e3 * sum(end - start for (_, of), (_, start, end) in found.items() if of == phase), 1) for name, found in calls.items()}
+        for phase in ("forward", "backward")
+    }
+    both = calls["planned"].keys() & calls["measured"].keys()
+    pauses = sorted(((1e3 * calls["measured"][call][0], 1e3 * calls["planned"][call][0], " ".join(call)) for call in both), reverse=True)
+    return {"calls": taken, "before": [[what, round(planned, 1), round(measured, 1)] for measured, planned, what in pauses[:8]]}
+
+
+def _calls(plan: Any, timeline: Any) -> dict[tuple[str, str], tuple[float, float, float]]:
+    """By module and phase: the pause before it, its start and its end."""
+    from tierwise.ir import Compute
+
+    graph, steps = plan.image.problem.graph, plan.image.schedule.steps
+    found, before = {}, 0.0
+    for span in sorted((span for span in timeline.spans if isinstance(steps[span.step], Compute)), key=lambda span: span.start):
+        op = graph.ops[steps[span.step].op]
+        if op.region in plan.program.calls:
+            found[graph.calls[op.region].module, str(op.phase)] = max(0.0, span.start - before), span.start, span.end
+            before = span.end
+    return found
+
+
+def _timed(
+    step: Callable[[], Any], device: Any, settle: Callable[[], None], given: argparse.Namespace, counter: Callable[[], int] = lambda: 0,
+    warm_ups: int = WARM_UPS,
+) -> tuple[dict[str, Any], int]:  # fmt: skip
+    """Steps after warm ones, and how far a counter goes on in one. Steps overlap, so they are timed together: from one moment when nothing is
+    pending, which `settle` brings about, to the next."""
     losses = [float(step()) for _ in range(min(warm_ups, WARM_UPS))]
     for _ in range(warm_ups - len(losses)):  # the loop that is timed below: what learns from it shall learn from the same
         step()
@@ -402,7 +439,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="*", help="only these rows, and those they are compared with")
     parser.add_argument("--rows", help="numbers of rows, to run here and print")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=10)  # what the last one leaves to be done is counted too
     parser.add_argument("--threads", type=int, help="of the host, for updates; measured if not given")
     parser.add_argument("--cpu-share", type=float, help="of the layers that are not on the device, updated on the cpu; the others are streamed")
     parser.add_argument("--nvme", help="a directory for state on disk")

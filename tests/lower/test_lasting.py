@@ -12,7 +12,7 @@ from tierwise import policies
 from tierwise.errors import NotExecutable
 from tierwise.ir import ON_DEVICE, Costs, Phase, Placement, Problem
 from tierwise.lower.lasting import homes_in
-from tierwise.lower.states import BESIDE, shared
+from tierwise.lower.states import shared
 
 ON_CPU = Placement("host", "cpu", gradients="host")
 ON_DISK = Placement("nvme", "cpu", "host", "host")
@@ -60,13 +60,21 @@ def test_shared_parameters_stay_where_the_state_leaves():
 
 
 @pytest.mark.parametrize(
-    ("updates", "cpu_seconds", "out", "into"),
-    [({"cpu"}, 1.25, 0.8, 0.7), ({BESIDE}, 1.0, 0.9, 0.9), ({"cpu", BESIDE}, 1.25, 0.8, 0.7), ((), 1.0, 1.0, 1.0)],
+    ("busy", "cpu_share", "out", "into"),
+    [
+        ((1, 0), 0.8, 0.8, 0.7),
+        ((0, 1), 1.0, 0.85, 0.85),
+        ((2, 1), 0.7, 0.6, 0.6),
+        ((4, 1), 0.75, 0.7, 0.65),
+        ((1, 4), 0.7, 0.725, 0.725),
+        ((0, 0), 1, 1, 1),
+    ],
 )
-def test_host_memory_is_shared(updates, cpu_seconds, out, into):
-    """Beside copies the cpu updates at 0.8 of its rate; beside it the link carries less; state that is streamed keeps both ways busy."""
+def test_host_memory_is_shared(busy, cpu_share, out, into):
+    """Beside copies the cpu updates at 0.8 of its rate, beside streamed state at 0.7; beside the cpu the link carries less. What is busy for less
+    than half as long as the other is in its way for twice its share."""
     before = problem()
-    after = shared(before, updates)
-    assert {after.costs.op_seconds[key] for key in after.costs.op_seconds if key[1] == "cpu"} == {cpu_seconds}
+    after = shared(before, *busy)
+    assert [cost for (_, on), cost in after.costs.op_seconds.items() if on == "cpu"] == pytest.approx([1 / cpu_share] * 2)
     for src, dst, share in (("hbm", "dram", out), ("dram", "hbm", into), ("dram", "nvme", 1.0)):
         assert after.machine.link(src, dst).bytes_per_second == pytest.approx(share * before.machine.link(src, dst).bytes_per_second)

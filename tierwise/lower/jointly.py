@@ -22,7 +22,7 @@ from .choose import FEW_IMAGES, IMAGES, Chosen, choose, keep_everything, keeping
 from .compact import compact
 from .image import image
 from .splits import Split, Splits
-from .states import BESIDE, StateUnit, lighter, shared, state_units
+from .states import StateUnit, lighter, shared, state_units
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 HALVES = (0.0, 0.5, 1.0)
@@ -94,7 +94,7 @@ class _Search:
         self.lacks: dict[str, int] = {}  # below the device: what a plan would have taken of a tier
         self.host_bytes = menu.problem.machine.capacity("dram")
         self.splits = Splits(menu, units, self.lacks, update)
-        self.busy = shared(menu.problem, {"cpu", BESIDE})  # the machine while both update
+        self.busy = shared(menu.problem)  # the machine while both update
         self.may_hold = update == "after" and any((h.update, h.gradients) == ("streamed", "device") for homes in menu.homes.values() for h in homes)
         self.balance = self._balance()
 

@@ -15,11 +15,15 @@ from .coarse import renumber
 
 BESIDE = "gpu, updates"
 WITHIN_DEVICE = 1e12  # bytes a second from the device to these buffers and back
-# Host memory is shared. Measured on an H200's host (benchmarks/cases/sharing.py): the cpu updates 4.3 to 4.8 G parameters a second alone and 3.4 to
-# 4.2 beside copies. Of 55 GB/s a link carries 50 each way when both are busy; beside the cpu 36 to 40 in, and 40 to 52 out.
-CPU_BESIDE_COPIES = 0.8
-BOTH_WAYS = 0.9
+# Host memory is shared. Measured on an H200's host (benchmarks/cases/sharing.py): the cpu updates 4.8 G parameters a second with nothing beside it,
+# 4.2 beside plain copies both ways, 3.7 with gradients leaving and parameters coming. Of 55 GB/s a link carries 50 each way when both are busy, 46
+# with updates between them; beside the cpu 36 to 40 in and 40 to 52 out. With updates both here and there 3.4 G a second on the cpu and 2.75 G
+# (33 GB/s each way) through the device.
+CPU_BESIDE_COPIES, CPU_BESIDE_UPDATES = 0.8, 0.7
+BOTH_WAYS = 0.85
 OUT_BESIDE_CPU, IN_BESIDE_CPU = 0.8, 0.7
+UPDATES_BESIDE_CPU = 0.6
+FULL_SHARE = 2.0  # one that is busy for half as long as the other is as good as always in its way
 TIER_OF = {"host": "dram", "nvme": "nvme"}
 
 
@@ -92,20 +96,34 @@ def with_states(problem: Problem, schedule: Schedule, states: Mapping[str, Place
             frozen |= {storage: TIER_OF[place.parameters] for storage in unit.parameters if not problem.graph.writers[storage]}
     if not places and not frozen:
         return problem, schedule
-    problem = shared(problem, {place.processor for place in places.values()})
+    problem = shared(problem, *_busy_seconds(problem, places))
     if any(place.processor == BESIDE for place in places.values()):
         problem = _with_stream(problem, places)
     return problem, placed(problem, schedule, places, update=update, parameters=frozen)
 
 
-def shared(problem: Problem, processors: Collection[str]) -> Problem:
-    """The machine as it is while these update: they take host memory's bandwidth from each other, and streamed state keeps both ways busy."""
-    seconds = {key: cost / CPU_BESIDE_COPIES if key[1] == "cpu" else cost for key, cost in problem.costs.op_seconds.items()}
-    out, into = (OUT_BESIDE_CPU, IN_BESIDE_CPU) if "cpu" in processors else (BOTH_WAYS, BOTH_WAYS) if BESIDE in processors else (1.0, 1.0)
+def _busy_seconds(problem: Problem, places: Mapping[int, Away]) -> tuple[float, float]:
+    """Of the cpu with updates, and of the link with state that passes through the device, each alone."""
+    ops, costs = problem.graph.ops, problem.costs.op_seconds
+    on_cpu = sum(costs[op, "cpu"] for op, place in places.items() if place.processor == "cpu")
+    return on_cpu, sum(streaming_seconds(problem, ops[op]) for op, place in places.items() if place.processor == BESIDE)
+
+
+def shared(problem: Problem, cpu_seconds: float = 1.0, stream_seconds: float = 1.0) -> Problem:
+    """The machine as it is while the cpu updates for so long and state passes through the device for so long: they take host memory's bandwidth from
+    each other, and streamed state keeps both ways of the link busy."""
+    longer = max(cpu_seconds, stream_seconds)
+    if not longer:
+        return problem
+    cpu, stream = (min(1.0, FULL_SHARE * seconds / longer) for seconds in (cpu_seconds, stream_seconds))
+    slower = CPU_BESIDE_COPIES + stream * (CPU_BESIDE_UPDATES - CPU_BESIDE_COPIES)
+    out, into = (
+        (1 - cpu) * BOTH_WAYS + cpu * (beside_cpu + stream * (UPDATES_BESIDE_CPU - beside_cpu)) for beside_cpu in (OUT_BESIDE_CPU, IN_BESIDE_CPU)
+    )
+    seconds = {key: cost / slower if key[1] == "cpu" else cost for key, cost in problem.costs.op_seconds.items()}
     ways = {(problem.device_tier, "dram"): out, ("dram", problem.device_tier): into}
     machine = problem.machine.with_rates(lambda link, _, rate: rate * ways.get((link.src, link.dst), 1.0))
-    costs = replace(problem.costs, op_seconds=seconds) if "cpu" in processors else problem.costs
-    return replace(problem, machine=machine, costs=costs)
+    return replace(problem, machine=machine, costs=replace(problem.costs, op_seconds=seconds) if cpu else problem.costs)
 
 
 def streaming_seconds(problem: Problem, op: Op) -> float:
@@ -129,7 +147,8 @@ def _with_stream(problem: Problem, updates: Collection[int]) -> Problem:
         machine,
         tiers=(*machine.tiers, Tier(PASSING, sys.maxsize)),
         links=(*machine.links, *links),
-        processors=(*machine.processors, stream),
+        # Before the cpu: what passes through the device is issued behind the stream's own work, not behind what the cpu updates.
+        processors=tuple(one for processor in machine.processors for one in ((processor, stream) if processor == device else (processor,))),
     )
     return replace(problem, machine=machine, costs=replace(problem.costs, op_seconds=seconds))
 

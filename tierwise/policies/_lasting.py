@@ -3,20 +3,23 @@
 `away` takes any schedule of a step, however its activations are kept, moved or made again, and moves updates to another processor: their state
 lives in a lower tier, gradients leave when their last device op is done, and what an update makes goes where it is read. Parameters that live
 elsewhere come a few ops before their first use in forward and in backward, and go after their last. `placed` does so for each update by itself;
-one that stays on the device while its state does not has it streamed through: in, updated, out.
+one that stays on the device while its state does not has it streamed through: in, updated, out. There, updates and their copies are listed by when
+they would run (_in_time.py).
 """
 
 from __future__ import annotations
 
-from collections import deque
+import bisect
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
 from ..ir import Compute, Copy, Free, Op, Phase, Problem, Role, Schedule, Step
+from ._in_time import Piece, Works, over_by
+from ._in_time import run as in_time
 
-LEAD = 4  # updates: so many earlier than it is needed stands one in the list, since copies start after the compute before them
+LISTED, ON_DEVICE = "listed", "on the device"  # rows of what has its place in the list
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,8 @@ def away(
     device. update: "after" backward and under the next forward, or "backward", each when its gradient is there."""
     frozen = None if parameters is None else Away(processor, state, parameters, host)
     places = {op: Away(processor, state, parameters, host) for op in moved}
-    return placed(problem, base, places, update=update, ahead=ahead, frozen=frozen, earlier=int(update == "after"), later=0, lingers=0, lead=None)
+    builder = _Away(problem, base, places, ahead, frozen, {}, earlier=int(update == "after"), lingers=0, listed_in_time=False)
+    return builder.run(_when(problem, update))
 
 
 def placed(
@@ -74,18 +78,18 @@ def placed(
     *,
     update: str,
     ahead: int = 1,
-    frozen: Away | None = None,
     parameters: Mapping[int, str] | None = None,
     earlier: int = 2,
-    later: int = 2,
     lingers: int = 1,
-    lead: int | None = LEAD,
 ) -> Schedule:
-    """`places` by update. Parameters that nobody updates come and go too where `frozen` says so, or `parameters` by storage. The state of an update
-    is on its way so many updates `earlier` than it runs, and leaves so many `later`. In backward a parameter `lingers` until so many ops later.
-    Updates after backward stand in the list `lead` updates before they are needed, or with None all of them at its beginning."""
-    builder = _Away(problem, base, places, ahead, frozen, parameters or {}, earlier, later, lingers, lead)
-    return builder.run("after" if update == "after" and problem.cyclic else "end" if update == "after" else "backward")
+    """`places` by update. Parameters that nobody updates come and go too where `parameters` says so, by storage. The state of an update is on its way
+    so many updates `earlier` than it runs. In backward a parameter `lingers` until so many ops later."""
+    builder = _Away(problem, base, places, ahead, None, parameters or {}, earlier, lingers, listed_in_time=True)
+    return builder.run(_when(problem, update))
+
+
+def _when(problem: Problem, update: str) -> str:
+    return "after" if update == "after" and problem.cyclic else "end" if update == "after" else "backward"
 
 
 class _Away:
@@ -98,11 +102,10 @@ class _Away:
         frozen: Away | None,
         parameters: Mapping[int, str],
         earlier: int,
-        later: int,
         lingers: int,
-        lead: int | None,
+        listed_in_time: bool,
     ) -> None:
-        self.earlier, self.later, self.lingers, self.lead = earlier, later, lingers, lead
+        self.earlier, self.lingers, self.listed_in_time = earlier, lingers, listed_in_time
         self.problem, self.graph, self.base, self.places = problem, problem.graph, base, places
         self.moved = set(places)
         self.device, self.ahead = problem.device_tier, ahead
@@ -138,13 +141,13 @@ class _Away:
         self._parameters_come_and_go(when)
         order = self._order(when)
         updates: list[Step] = []
-        if when == "backward":
-            arrived: dict[int, list[int]] = {}
-            for op in order:
-                arrived.setdefault(self._complete_at(self.graph.ops[op]), []).append(op)
-            self._as_they_arrive(arrived)
+        if when != "end" and self.listed_in_time:
+            self._in_time(order, when)
+        elif when == "backward":
+            self._as_they_arrive(order)
         elif when == "after":
-            self._before_they_are_needed(order)
+            updates = [step for listed in self._one_by_one(order, -1).values() for step in listed]
+            self.before[0] = [*updates, *self.before.get(0, [])]
         else:
             updates = [step for listed in self._one_by_one(order, 0).values() for step in listed]
         steps: list[Step] = list(self.after.get(-1, []))
@@ -250,12 +253,71 @@ class _Away:
         places += [self._complete_at(self.graph.ops[other]) for other in self._earlier(op.id)]
         return max(places, default=-1)
 
-    def _as_they_arrive(self, arrived: Mapping[int, Sequence[int]]) -> None:
-        """Updates in the list where their gradients are complete; state that lives where they do not run comes a few updates earlier."""
-        order = [(place, op) for place, ops in sorted(arrived.items()) for op in ops]
-        listed = self._one_by_one([op for _, op in order], 0)
-        for place, op in order:
-            self.after.setdefault(place, []).extend(listed[op])
+    def _as_they_arrive(self, order: Sequence[int]) -> None:
+        """Updates in the list where their gradients are complete."""
+        for op, listed in self._one_by_one(order, 0).items():
+            self.after.setdefault(self._complete_at(self.graph.ops[op]), []).extend(listed)
+
+    def _in_time(self, order: Sequence[int], when: str) -> None:
+        """Updates in the list about when they would run, their state about when it would come and what they make when it is made: neither the cpu nor
+        what passes through the device is held up by a link that waits for the other."""
+        works, iteration = Works(self.problem), 0 if when == "backward" else -1
+        computes = [place for place, step in enumerate(self.steps) if isinstance(step, Compute)]
+        device = [works.piece(ON_DEVICE, [self.steps[place]]) for place in computes]
+        listed, leaving = self._as_listed(works, computes, device)
+        row: dict[str, list[Piece]] = {}  # updates of each processor
+        complete: dict[str, list[list[Piece]]] = {}  # for each of these, the op that makes the last of what it needs
+        results: dict[int, Piece] = {}
+        pieces = [*device, *listed]
+        for op in order:
+            on = self.places[op].processor
+            done = row.setdefault(on, [])
+            count = bisect.bisect_right(computes, self._complete_at(self.graph.ops[op])) if when == "backward" else 0
+            complete.setdefault(on, []).append(device[count - 1 : count])
+            shared = [results[other] for other in self._earlier(op)]  # one storage of several parameters
+            # So many updates earlier than it runs, when the one before that has left its place.
+            before = [*complete[on][max(0, len(done) - self.earlier)], *(done[-self.earlier - 1 : len(done) - self.earlier])]
+            fetch = works.piece(f"{on}, state", self._fetch_state(op, iteration), [*shared, *before])
+            left = [leaving[s] for s in self.graph.ops[op].reads if s in leaving] if when == "backward" else []
+            late = works.piece(f"{on}, late", self._fetch_late(op, iteration), [*shared, *complete[on][-1], *left])
+            done.append(works.piece(on, self._compute(op, iteration), [fetch, late]))
+            results[op] = works.piece(f"{on}, results", self._results(op, iteration), [done[-1]])
+            pieces += [fetch, late, done[-1], results[op]]
+        if when == "after":
+            for place, ops in self._needed(order, computes).items():
+                device[place].after += [results[op] for op in ops]
+        for piece in in_time(pieces):
+            if piece.row != ON_DEVICE and not piece.row.startswith(LISTED):
+                count = over_by(device, piece.start)
+                self.after.setdefault(computes[count - 1] if count else -1, []).extend(piece.steps)
+
+    def _as_listed(self, works: Works, computes: Sequence[int], device: Sequence[Piece]) -> tuple[list[Piece], dict[int, Piece]]:
+        """Copies that have their place in the list; those of gradients that leave by storage, too."""
+        pieces: list[Piece] = []
+        leaving: dict[int, Piece] = {}
+        for place in range(len(self.steps)):
+            for steps, at in ((self.before.get(place, []), place - 1), ([self.steps[place]], place - 1), (self.after.get(place, []), place)):
+                count = bisect.bisect_right(computes, at)
+                for step in steps:
+                    if isinstance(step, Copy):
+                        pieces.append(works.piece(f"{LISTED}, {step.src} to {step.dst}", [step], device[count - 1 : count]))
+                        if step.src == self.device and step.storage in self.waits_in:
+                            leaving[step.storage] = pieces[-1]
+        return pieces, leaving
+
+    def _needed(self, order: Sequence[int], computes: Sequence[int]) -> dict[int, list[int]]:
+        """By number of the op on the device, updates of the step before that it comes after."""
+        first: dict[int, int] = {}
+        for number in reversed(range(len(computes))):
+            first |= dict.fromkeys(self._touched(self.graph.ops[self.steps[computes[number]].op]), number)  # type: ignore[union-attr]
+        found: dict[int, list[int]] = {}
+        for op in order:
+            touched = self._touched(self.graph.ops[op]) & first.keys()
+            # Parameters that come and go are on their way before they are needed.
+            numbers = [max(0, first[s] - self.ahead) if s in self.streamed else first[s] for s in touched]
+            if numbers:
+                found.setdefault(min(numbers), []).append(op)
+        return found
 
     def _coming(self, order: Sequence[int]) -> dict[int, list[int]]:
         """By update, those of the same processor whose state is to be on its way before it runs: a few are at a time."""
@@ -266,48 +328,13 @@ class _Away:
                 found[same[max(0, place - self.earlier)]].append(op)
         return found
 
-    def _before_they_are_needed(self, order: Sequence[int]) -> None:
-        """Updates of the step before, in the list where forward is about to read what they change: what else forward sends out goes between them, and
-        gradients that wait on the device are there until then."""
-        computes = [place for place, step in enumerate(self.steps) if isinstance(step, Compute)]
-        number = {place: count for count, place in enumerate(computes)}
-        first: dict[int, int] = {}
-        for place in reversed(computes):
-            first |= dict.fromkeys(self._touched(self.graph.ops[self.steps[place].op]), place)  # type: ignore[union-attr]
-        needed = [computes[-1] if computes else 0] * (len(order) + 1)  # by place in the order: the first need of it or of one behind it
-        for count, op in reversed([*enumerate(order)]):
-            places = [needed[count + 1]]
-            for storage in self._touched(self.graph.ops[op]) & first.keys():
-                # Parameters that come and go are on their way by then.
-                places.append(computes[max(0, number[first[storage]] - self.ahead)] if storage in self.streamed else first[storage])
-            needed[count] = min(places)
-        listed = self._one_by_one(order, -1)
-        for count, op in reversed([*enumerate(order)]):  # results of some updates before it stand with it
-            place = 0 if self.lead is None else needed[max(0, count - self.later - 1 - self.lead)]
-            self.before[place] = [*listed[op], *self.before.get(place, [])]
-
     def _one_by_one(self, order: Sequence[int], iteration: int) -> dict[int, list[Step]]:
-        """By update, what is in the list for it: the state of a few comes early, and results leave a few updates later, so that a link, which takes
-        its work in the order of the list, does not wait for a slow update with quicker ones behind it."""
+        """By update, what is in the list for it; the state of a few comes early."""
         coming = self._coming(order)
-        results: deque[tuple[int, list[Step]]] = deque()
         found: dict[int, list[Step]] = {}
-        for place, op in enumerate(order):
-            steps = found[op] = []
-            mine = self._touched(self.graph.ops[op])
-            shared = [count for count, (before, _) in enumerate(results) if mine & self._touched(self.graph.ops[order[before]])]
-            for _ in range(max(shared, default=-1) + 1):  # one storage of several parameters
-                steps += results.popleft()[1]
-            while results and results[0][0] + self.later < place:
-                steps += results.popleft()[1]
-            for other in coming[op]:
-                steps += self._fetch_state(other, iteration)
-            steps += [*self._fetch_late(op, iteration), *self._compute(op, iteration)]
-            results.append((place, self._results(op, iteration)))
-            if not self.later:
-                steps += results.popleft()[1]
-        for _, left in results:
-            found[order[-1]] += left
+        for op in order:
+            found[op] = [step for other in coming[op] for step in self._fetch_state(other, iteration)]
+            found[op] += [*self._fetch_late(op, iteration), *self._compute(op, iteration), *self._results(op, iteration)]
         return found
 
     def _fetch_state(self, op: int, iteration: int) -> list[Step]:
