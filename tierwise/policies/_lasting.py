@@ -265,24 +265,29 @@ class _Away:
         computes = [place for place, step in enumerate(self.steps) if isinstance(step, Compute)]
         device = [works.piece(ON_DEVICE, [self.steps[place]]) for place in computes]
         listed, leaving = self._as_listed(works, computes, device)
-        row: dict[str, list[Piece]] = {}  # updates of each processor
-        complete: dict[str, list[list[Piece]]] = {}  # for each of these, the op that makes the last of what it needs
+        row: dict[str, list[int]] = {}  # updates of each processor
+        complete: dict[int, list[Piece]] = {}  # the op that makes the last of what an update needs
         results: dict[int, Piece] = {}
         pieces = [*device, *listed]
         for op in order:
             on = self.places[op].processor
-            done = row.setdefault(on, [])
+            mine = row.setdefault(on, [])
+            mine.append(op)
             count = bisect.bisect_right(computes, self._complete_at(self.graph.ops[op])) if when == "backward" else 0
-            complete.setdefault(on, []).append(device[count - 1 : count])
+            complete[op] = device[count - 1 : count]
             shared = [results[other] for other in self._earlier(op)]  # one storage of several parameters
             # So many updates earlier than it runs, when the one before that has left its place.
-            before = [*complete[on][max(0, len(done) - self.earlier)], *(done[-self.earlier - 1 : len(done) - self.earlier])]
+            before = [*complete[mine[-1 - self.earlier :][0]], *(results[other] for other in mine[-2 - self.earlier : -1 - self.earlier])]
             fetch = works.piece(f"{on}, state", self._fetch_state(op, iteration), [*shared, *before])
             left = [leaving[s] for s in self.graph.ops[op].reads if s in leaving] if when == "backward" else []
-            late = works.piece(f"{on}, late", self._fetch_late(op, iteration), [*shared, *complete[on][-1], *left])
-            done.append(works.piece(on, self._compute(op, iteration), [fetch, late]))
-            results[op] = works.piece(f"{on}, results", self._results(op, iteration), [done[-1]])
-            pieces += [fetch, late, done[-1], results[op]]
+            gradients = self._take_gradients(op, iteration)
+            if when == "backward" and not left:  # whoever runs updates counts those that wait for them
+                self.after.setdefault(computes[count - 1], []).extend(gradients)
+                gradients = []
+            late = works.piece(f"{on}, late", [*self._fetch_parameters(op, iteration), *gradients], [*shared, *complete[op], *left])
+            compute = works.piece(on, self._compute(op, iteration), [fetch, late])
+            results[op] = works.piece(f"{on}, results", self._results(op, iteration), [compute])
+            pieces += [fetch, late, compute, results[op]]
         if when == "after":
             for place, ops in self._needed(order, computes).items():
                 device[place].after += [results[op] for op in ops]
@@ -343,7 +348,13 @@ class _Away:
 
     def _fetch_late(self, op: int, iteration: int) -> list[Step]:
         """Parameters, which forward and backward may have there until then, and gradients."""
-        steps = self._copies([s for s in self._elsewhere(op) if s in self.last_use], op, iteration)
+        return [*self._fetch_parameters(op, iteration), *self._take_gradients(op, iteration)]
+
+    def _fetch_parameters(self, op: int, iteration: int) -> list[Step]:
+        return self._copies([s for s in self._elsewhere(op) if s in self.last_use], op, iteration)
+
+    def _take_gradients(self, op: int, iteration: int) -> list[Step]:
+        steps: list[Step] = []
         works_in = self.works_in[self.places[op].processor]
         for storage in self.graph.ops[op].reads:
             waits_in = self.waits_in.get(storage, works_in)
