@@ -8,7 +8,7 @@ import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests run beside one another
 
-import one_arithmetic  # noqa: E402, F401
+import one_arithmetic  # noqa: F401
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background: Ctrl-C is tested, too
     with contextlib.suppress(ValueError):  # outside of the main thread
