@@ -313,31 +313,20 @@ def _stepping(loss_of: Callable[[], Any], model: Any, optimizer: Any, way: Way) 
 def _waits(plan: Any, step: Callable[[], Any], fitted: Any) -> dict[str, Any]:
     """How long calls of regions took in a step that was recorded and what compute stood still for before them, beside what was planned; in
     milliseconds, the longest first."""
+    from tierwise.fitting.feedback import calls_in
+
     fitted.record_next_step()
     step()
     step()
-    calls = {name: _calls(plan, timeline) for name, timeline in (("planned", plan.predicted), ("measured", fitted.measured))}
+    ran = {name: calls_in(plan, timeline) for name, timeline in (("planned", plan.predicted), ("measured", fitted.measured))}
     taken = {
-        phase: {name: round(1e3 * sum(end - start for (_, of), (_, start, end) in found.items() if of == phase), 1) for name, found in calls.items()}
+        phase: {name: round(1e3 * sum(call.seconds for call in calls if str(call.phase) == phase), 1) for name, calls in ran.items()}
         for phase in ("forward", "backward")
     }
-    both = calls["planned"].keys() & calls["measured"].keys()
-    pauses = sorted(((1e3 * calls["measured"][call][0], 1e3 * calls["planned"][call][0], " ".join(call)) for call in both), reverse=True)
-    return {"calls": taken, "before": [[what, round(planned, 1), round(measured, 1)] for measured, planned, what in pauses[:8]]}
-
-
-def _calls(plan: Any, timeline: Any) -> dict[tuple[str, str], tuple[float, float, float]]:
-    """By module and phase: the pause before it, its start and its end."""
-    from tierwise.ir import Compute
-
-    graph, steps = plan.image.problem.graph, plan.image.schedule.steps
-    found, before = {}, 0.0
-    for span in sorted((span for span in timeline.spans if isinstance(steps[span.step], Compute)), key=lambda span: span.start):
-        op = graph.ops[steps[span.step].op]
-        if op.region in plan.program.calls:
-            found[graph.calls[op.region].module, str(op.phase)] = max(0.0, span.start - before), span.start, span.end
-            before = span.end
-    return found
+    planned = {call.step: call.pause_seconds for call in ran["planned"]}
+    longest = sorted((call for call in ran["measured"] if call.step in planned), key=lambda call: -call.pause_seconds)[:8]
+    pauses = [[f"{call.module} {call.phase}", round(1e3 * planned[call.step], 1), round(1e3 * call.pause_seconds, 1)] for call in longest]
+    return {"calls": taken, "before": pauses}
 
 
 def _timed(

@@ -8,7 +8,7 @@ import pytest
 from problems import chain
 
 from tierwise.ir import Compute, Copy, Placement, check_schedule
-from tierwise.lower.states import with_states
+from tierwise.lower.states import BESIDE, with_states
 from tierwise.policies import keep_all
 from tierwise.policies._in_time import Piece, over_by, run
 from tierwise.simulate import simulate
@@ -35,6 +35,7 @@ def test_the_cpu_and_the_link_do_not_wait_for_each_other(update):
     states = {"block3": Placement("host", "cpu", gradients="host"), "block2": Placement("host", "streamed", gradients="device")}
     found, schedule = with_states(problem, keep_all.plan(problem), states, update)
     check_schedule(found, schedule)
+    assert found.machine.issuer("dram", "passing") == BESIDE, "what passes through the device is not issued behind the cpu's work"
     numbers = {s.name: s.id for s in problem.graph.storages}
     places = {(step.storage, step.dst): place for place, step in enumerate(schedule.steps) if isinstance(step, Copy)}
     if update == "backward":

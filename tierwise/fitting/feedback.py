@@ -9,7 +9,7 @@ records is the recording's own doing, in all parts of it alike.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import mean, median
 
 from ..ir import Choice, Compute, Copy, Machine, Menu, Phase, Problem, Timeline
@@ -65,17 +65,31 @@ def _late_seconds(plan: Plan, measured: Timeline) -> float:
 
 def _pauses(plan: Plan, timeline: Timeline, modules: set[str]) -> dict[int, float]:
     """From the call before to the beginning of a call of one of these modules, by step of the schedule."""
+    return {call.step: call.pause_seconds for call in calls_in(plan, timeline) if call.module in modules}
+
+
+@dataclass(frozen=True, slots=True)
+class RegionCall:
+    """Forward or backward of a region's call in a timeline."""
+
+    step: int  # of the schedule
+    module: str
+    phase: Phase
+    seconds: float
+    pause_seconds: float  # since the call before
+
+
+def calls_in(plan: Plan, timeline: Timeline) -> list[RegionCall]:
+    """In the order in which they ran."""
     graph, steps = plan.image.problem.graph, plan.image.schedule.steps
-    calls = []
-    for span in timeline.spans:
+    found, before = [], 0.0
+    for span in sorted(timeline.spans, key=lambda span: (span.start, span.end, span.step)):
         step = steps[span.step]
         if isinstance(step, Compute) and graph.ops[step.op].region in plan.program.calls:
-            calls.append((span.start, span.end, span.step, graph.calls[graph.ops[step.op].region].module))
-    found, before = {}, 0.0
-    for start, end, number, module in sorted(calls):
-        if module in modules:
-            found[number] = max(0.0, start - before)
-        before = end
+            op = graph.ops[step.op]
+            module = graph.calls[op.region].module
+            found.append(RegionCall(span.step, module, op.phase, span.end - span.start, max(0.0, span.start - before)))
+            before = span.end
     return found
 
 

@@ -33,28 +33,18 @@ class Piece:
         return max((0.0, *(other.end for other in self.after), *(free.get(lane, 0.0) for lane in self.lanes)))
 
 
-class Works:
-    """Makes pieces, with what a machine takes for them."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-
-    def piece(self, row: str, steps: Sequence[Step], after: Iterable[Piece] = ()) -> Piece:
-        lanes: dict[str, None] = {}
-        seconds = 0.0
-        for step in steps:
-            if isinstance(step, Copy):
-                machine = self._problem.machine
-                lanes |= dict.fromkeys(machine.link(step.src, step.dst).lanes)
-                seconds += machine.copy_seconds(self._problem.graph.storages[step.storage].nbytes, step.src, step.dst)
-            elif isinstance(step, Compute):
-                lanes[step.on] = None
-                seconds += self._seconds(step)
-        return Piece(row, steps, tuple(lanes), seconds, list(after))
-
-    def _seconds(self, step: Compute) -> float:
-        costs = self._problem.costs
-        return costs.variant_of[step.op, step.variant].seconds[step.on] if step.variant else costs.op_seconds[step.op, step.on]
+def piece(problem: Problem, row: str, steps: Sequence[Step], after: Iterable[Piece] = ()) -> Piece:
+    """With what the machine takes for it."""
+    lanes: dict[str, None] = {}
+    seconds = 0.0
+    for step in steps:
+        if isinstance(step, Copy):
+            lanes |= dict.fromkeys(problem.machine.link(step.src, step.dst).lanes)
+            seconds += problem.machine.copy_seconds(problem.graph.storages[step.storage].nbytes, step.src, step.dst)
+        elif isinstance(step, Compute):
+            lanes[step.on] = None
+            seconds += problem.seconds(step.op, step.on, step.variant)
+    return Piece(row, steps, tuple(lanes), seconds, list(after))
 
 
 def run(pieces: Sequence[Piece]) -> list[Piece]:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import bisect
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 
 from ..ir import Compute, Copy, Free, Op, Phase, Problem, Role, Schedule, Step
-from ._in_time import Piece, Works, over_by
+from ._in_time import Piece, over_by
+from ._in_time import piece as piece_of
 from ._in_time import run as in_time
 
 LISTED, ON_DEVICE = "listed", "on the device"  # rows of what has its place in the list
@@ -261,10 +262,10 @@ class _Away:
     def _in_time(self, order: Sequence[int], when: str) -> None:
         """Updates in the list about when they would run, their state about when it would come and what they make when it is made: neither the cpu nor
         what passes through the device is held up by a link that waits for the other."""
-        works, iteration = Works(self.problem), 0 if when == "backward" else -1
+        iteration, piece = 0 if when == "backward" else -1, partial(piece_of, self.problem)
         computes = [place for place, step in enumerate(self.steps) if isinstance(step, Compute)]
-        device = [works.piece(ON_DEVICE, [self.steps[place]]) for place in computes]
-        listed, leaving = self._as_listed(works, computes, device)
+        device = [piece(ON_DEVICE, [self.steps[place]]) for place in computes]
+        listed, leaving = self._as_listed(computes, device)
         row: dict[str, list[int]] = {}  # updates of each processor
         complete: dict[int, list[Piece]] = {}  # the op that makes the last of what an update needs
         results: dict[int, Piece] = {}
@@ -278,25 +279,25 @@ class _Away:
             shared = [results[other] for other in self._earlier(op)]  # one storage of several parameters
             # So many updates earlier than it runs, when the one before that has left its place.
             before = [*complete[mine[-1 - self.earlier :][0]], *(results[other] for other in mine[-2 - self.earlier : -1 - self.earlier])]
-            fetch = works.piece(f"{on}, state", self._fetch_state(op, iteration), [*shared, *before])
+            fetch = piece(f"{on}, state", self._fetch_state(op, iteration), [*shared, *before])
             left = [leaving[s] for s in self.graph.ops[op].reads if s in leaving] if when == "backward" else []
             gradients = self._take_gradients(op, iteration)
             if when == "backward" and not left:  # whoever runs updates counts those that wait for them
                 self.after.setdefault(computes[count - 1], []).extend(gradients)
                 gradients = []
-            late = works.piece(f"{on}, late", [*self._fetch_parameters(op, iteration), *gradients], [*shared, *complete[op], *left])
-            compute = works.piece(on, self._compute(op, iteration), [fetch, late])
-            results[op] = works.piece(f"{on}, results", self._results(op, iteration), [compute])
+            late = piece(f"{on}, late", [*self._fetch_parameters(op, iteration), *gradients], [*shared, *complete[op], *left])
+            compute = piece(on, self._compute(op, iteration), [fetch, late])
+            results[op] = piece(f"{on}, results", self._results(op, iteration), [compute])
             pieces += [fetch, late, compute, results[op]]
         if when == "after":
             for place, ops in self._needed(order, computes).items():
                 device[place].after += [results[op] for op in ops]
-        for piece in in_time(pieces):
-            if piece.row != ON_DEVICE and not piece.row.startswith(LISTED):
-                count = over_by(device, piece.start)
-                self.after.setdefault(computes[count - 1] if count else -1, []).extend(piece.steps)
+        for one in in_time(pieces):
+            if one.row != ON_DEVICE and not one.row.startswith(LISTED):
+                count = over_by(device, one.start)
+                self.after.setdefault(computes[count - 1] if count else -1, []).extend(one.steps)
 
-    def _as_listed(self, works: Works, computes: Sequence[int], device: Sequence[Piece]) -> tuple[list[Piece], dict[int, Piece]]:
+    def _as_listed(self, computes: Sequence[int], device: Sequence[Piece]) -> tuple[list[Piece], dict[int, Piece]]:
         """Copies that have their place in the list; those of gradients that leave by storage, too."""
         pieces: list[Piece] = []
         leaving: dict[int, Piece] = {}
@@ -305,7 +306,7 @@ class _Away:
                 count = bisect.bisect_right(computes, at)
                 for step in steps:
                     if isinstance(step, Copy):
-                        pieces.append(works.piece(f"{LISTED}, {step.src} to {step.dst}", [step], device[count - 1 : count]))
+                        pieces.append(piece_of(self.problem, f"{LISTED}, {step.src} to {step.dst}", [step], device[count - 1 : count]))
                         if step.src == self.device and step.storage in self.waits_in:
                             leaving[step.storage] = pieces[-1]
         return pieces, leaving
