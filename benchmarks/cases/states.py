@@ -315,6 +315,7 @@ def _waits(plan: Any, step: Callable[[], Any], fitted: Any) -> dict[str, Any]:
     milliseconds, the longest first."""
     from tierwise.fitting.feedback import calls_in
 
+    step()  # so that the recorded one meets what the one before has left to do
     fitted.record_next_step()
     step()
     step()

@@ -83,6 +83,11 @@ class Below:
             self._pinned_limit_bytes = max(0, self._pinned_limit_bytes - pinned_bytes)
 
     @property
+    def host_left_bytes(self) -> int | None:
+        """How much more may be used; None: as much as there is."""
+        return None if self._host_limit_bytes is None else max(0, self._host_limit_bytes - self.host_bytes)
+
+    @property
     def pinned_left_bytes(self) -> int | None:
         """How much more may be locked; None: as much as the system lets."""
         return None if self._pinned_limit_bytes is None else max(0, self._pinned_limit_bytes - self.pinned_bytes)

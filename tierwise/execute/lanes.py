@@ -182,7 +182,7 @@ def _serve(name: str, tasks: _Queue, closing: threading.Event) -> None:
             work()
         except BaseException as failure:
             _log.debug("work on the %s lane failed", name, exc_info=True)
-            error = _without_frames(failure)
+            error = without_frames(failure)
         # Whoever waits for the signal may count on the memory: nothing here holds it any longer when it fires.
         del task, work, after
         signal.fire(error)
@@ -196,7 +196,7 @@ def _wait_for(events: Sequence[Event]) -> None:
         event.wait()
 
 
-def _without_frames(error: BaseException) -> BaseException:
+def without_frames(error: BaseException) -> BaseException:
     """The failure without its traceback, whose frames keep tensors; that went to the log."""
     link: BaseException | None = error
     while link is not None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import torch
 from torch import nn
@@ -65,12 +66,17 @@ class Lasting:
         return needs.staging_bytes + needs.leaving_bytes, needs.host_bytes + needs.parameter_host_bytes
 
     def _states(self, placements: Mapping[str, Placement]) -> States:
-        return States(
-            self._session.model, self._optimizer, placements, self._session.device, update=self._update, masters=self._masters,
+        """With host memory for the gradients of all modules, or, where there is none to spare, of a few in turn."""
+        in_flight = self._units_in_flight(placements)
+        make = partial(
+            States, self._session.model, self._optimizer, placements, self._session.device, update=self._update, masters=self._masters,
             source=self._source, leaving_bytes=self._leaving_bytes, stream_chunk_elements=self._stream_chunk_elements(placements),
-            units_in_flight=self._units_in_flight(placements),
-            threads=self.host.threads if self.host else None, cpus=self.host.cpus if self.host else None,
+            units_in_flight=in_flight, threads=self.host.threads if self.host else None, cpus=self.host.cpus if self.host else None,
         )  # fmt: skip
+        states, left = make(), self._below.host_left_bytes
+        needs = states.needs()
+        fits = left is None or needs.host_bytes + needs.parameter_host_bytes <= left + self._reserved[0]
+        return states if fits else make(gradient_blocks=in_flight + 1)
 
     def _stream_chunk_elements(self, placements: Mapping[str, Placement]) -> int:
         """Of state that passes through the device: what the link likes, more where a module would come in very many, within the room for it."""

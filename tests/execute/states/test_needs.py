@@ -90,13 +90,13 @@ def test_updates_during_backward_share_a_few_blocks_for_gradients():
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(8)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    options = {"update": "backward", "units_in_flight": 2, "threads": 1}
+    options = {"update": "backward", "gradient_blocks": 3, "threads": 1}
     before = [p.detach().clone() for p in model.parameters()]
     with placed(model, optimizer, {str(n): away for n in range(8)}, before_copy=lambda direction, _: time.sleep(0.003), **options) as states:
         assert states.needs().host_bytes < States(model, optimizer, {str(n): away for n in range(8)}, states.device).needs().host_bytes
         for _ in range(2):
             model(torch.ones(2, 16)).sum().backward()
-            assert len(states._shelf._blocks) == 3 and sum(home.pending is not None for home in states.stored) <= 2
+            assert len(states._shelf._blocks) == 3 and sum(home.pending is not None for home in states.stored) <= 3
             optimizer.step()
             optimizer.zero_grad()
     plain = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(8)))

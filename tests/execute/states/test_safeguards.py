@@ -70,8 +70,8 @@ def without_holding_gradients_that_leave(monkeypatch):
 def without_keeping_what_an_update_reads(monkeypatch):
     original = Updates.launch
 
-    def launch(updates, home, job):
-        pending = original(updates, home, job)
+    def launch(updates, home, job, needed=0):
+        pending = original(updates, home, job, needed)
         if pending is not None:
             pending.keep.clear()
             job.gradients.clear(), job.targets.clear()

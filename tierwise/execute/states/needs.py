@@ -17,11 +17,11 @@ def shelf_bytes(stored: Sequence[Stored], in_turn: int | None) -> list[int]:
     """Blocks of host memory for gradients: one for each unit, or so many of the largest for all units that are updated as soon as they can be.
     Parameters that several regions share are not: they wait for step()."""
     wanted = [home.unit for home in stored if home.wants_gradients and home.unit.numel]
-    if in_turn is None:
-        return [unit.nbytes for unit in wanted]
     alone = [unit.nbytes for unit in wanted if len(unit.regions) > 1]
     others = [unit.nbytes for unit in wanted if len(unit.regions) == 1]
-    return alone + sorted(others, reverse=True)[:1] * min(in_turn, len(others))
+    if in_turn is None or in_turn >= len(others):
+        return alone + others
+    return alone + [max(others)] * in_turn
 
 
 def needs_of(
@@ -29,11 +29,12 @@ def needs_of(
     by_region: Mapping[str, Sequence[Stored]],
     order: Sequence[str],
     ahead: int,
+    blocks: int | None,
     in_flight: int | None,
     leaving_bytes: int = LEAVING_BYTES,
 ) -> Needs:
-    """`order` is the one in which regions run; so many regions `ahead` their parameters come; so many units are updated at once during backward,
-    None if that is after it."""
+    """`order` is the one in which regions run; so many regions `ahead` their parameters come; so many `blocks` of host memory have
+    gradients in turn, None for each its own; for so many updates during backward gradients wait on the device, None if updates come after it."""
     device = host = parameters = disk = written = 0
     for home in stored:
         unit, place = home.unit, home.unit.placement
@@ -54,7 +55,7 @@ def needs_of(
             parameters += round_up(unit.nbytes, PAGE_BYTES)
         elif place.parameters == "nvme" and (place.update == "device" or not unit.trained):
             host += 2 * round_up(min(unit.chunk_elements, unit.numel) * unit.dtype.itemsize, PAGE_BYTES)
-    host += sum(round_up(nbytes, ALIGNMENT) for nbytes in shelf_bytes(stored, in_flight))
+    host += sum(round_up(nbytes, ALIGNMENT) for nbytes in shelf_bytes(stored, blocks))
     host += sum(count * round_up(nbytes, PAGE_BYTES) for nbytes, count in ring_bytes(stored).values())
     largest = [slot.numel * home.unit.dtype.itemsize for home in stored if home.unit.placement.gradients == "host" for slot in home.unit.slots]
     host += 2 * round_up(max(largest, default=0), ALIGNMENT)  # gradients of another batch, on their way to be added

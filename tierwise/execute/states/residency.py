@@ -30,6 +30,7 @@ class Residency:
     ) -> None:
         self.residences: dict[Stored, Residence] = {}
         self.order = list(order)
+        self._places = _places(self.order)
         self.saving = 0  # state_dicts being made
         self._by_region, self._ahead = by_region, ahead
         self._finish, self._over = finish, over
@@ -42,6 +43,10 @@ class Residency:
     def add(self, home: Stored, residence: Residence) -> None:
         self.residences[home] = residence
         self._storages[id(residence.storage)] = residence
+
+    def needed(self, home: Stored) -> int:
+        """Its place in the order in which the next pass needs units."""
+        return min(self._places.get(region, -1) for region in home.unit.regions)
 
     # -- forward ------------------------------------------------------------------------------------------------------------------------
 
@@ -57,6 +62,8 @@ class Residency:
 
     def after_pass(self) -> None:
         if self._in_pass and self._seen and not in_backward():
+            if self.order != self._seen:
+                self._places = _places(self._seen)
             self.order = self._seen
         self._in_pass = self._in_pass and in_backward()
         for home in self._by_region.get("", ()):
@@ -191,6 +198,11 @@ class Residency:
             return []
         place = len(self.order) - 1 - self.order[::-1].index(path)
         return self.order[max(0, place - self._ahead) : place][::-1]
+
+
+def _places(order: Sequence[str]) -> dict[str, int]:
+    """Where each region first runs."""
+    return {path: place for place, path in reversed([*enumerate(order)])}
 
 
 class _Packed:

@@ -59,7 +59,9 @@ class States:
 
     source           values for parameters by name, such as a checkpoint that is mapped into memory
     ahead            how many regions' parameters come before they are needed
-    units_in_flight  with update="backward", how many units may hold gradients for their update at once: backward waits for slower updates
+    units_in_flight  with update="backward", for how many updates gradients may wait on the device at once: backward waits for slower updates
+    gradient_blocks  with update="backward", how many units' gradients have room in host memory at once, likewise; None: all, and then the cpu
+                     updates first what the next forward needs first
     leaving_bytes    how much device memory gradients on their way out may hold before compute waits for one of them
     threads, cpus    of the host, for updates: how many, by default all cores but one, and on which processors; passes.best_host measures both
     """
@@ -76,6 +78,7 @@ class States:
         source: Mapping[str, torch.Tensor] | None = None,
         ahead: int = 1,
         units_in_flight: int = 4,
+        gradient_blocks: int | None = None,
         threads: int | None = None,
         cpus: Sequence[int] | None = None,
         compiled: bool = True,
@@ -89,7 +92,8 @@ class States:
             raise BadInput(f"masters is {masters!r}; it is 'fp32', or None for the user's own types")
         self.model, self.optimizer, self.device = model, optimizer, device
         self.update, self.masters, self.ahead = update, masters, ahead
-        self.units_in_flight = max(1, units_in_flight) if update == "backward" else len(list(model.parameters()))
+        self.units_in_flight = max(1, units_in_flight) if update == "backward" else None
+        self.gradient_blocks = max(1, gradient_blocks) if gradient_blocks is not None and update == "backward" else None
         self.steps = 0
         self._leaving_bytes = leaving_bytes
         sizes = {"stream_chunk_elements": stream_chunk_elements, "cpu_chunk_elements": cpu_chunk_elements}
@@ -120,7 +124,9 @@ class States:
 
     def needs(self) -> Needs:
         """What all of this will take; ask before the pool and the store are made."""
-        return needs_of(self.stored, self._by_region, self.residency.order, self.ahead, self._blocks_in_turn(), self._leaving_bytes)
+        return needs_of(
+            self.stored, self._by_region, self.residency.order, self.ahead, self.gradient_blocks, self.units_in_flight, self._leaving_bytes
+        )
 
     def install(self, *, pool: HostPool | None = None, store: NvmeStore | None = None, drive: bool = True) -> None:
         """Take everything to its home. With `drive`, hooks on the modules say when regions run; otherwise whoever runs them says it."""
@@ -132,13 +138,13 @@ class States:
             if pool is not None:
                 self._traffic = Traffic(self.device, pool, self._updates.host_lane, leaving_bytes=self._leaving_bytes)
                 self._shelf = Shelf(pool)
-                for nbytes in shelf_bytes(self.stored, self._blocks_in_turn()):
+                for nbytes in shelf_bytes(self.stored, self.gradient_blocks):
                     self._shelf.add(nbytes)
             if self.optimizer is not None:
                 self._ledger = Ledger(self.optimizer, self._updates, self._weights)
                 self._stepping = Stepping(
                     self.optimizer, self.device, self._updates, self._ledger, self._traffic, self._shelf, self.residency.residences,
-                    during_backward=self.update == "backward", units_in_flight=self.units_in_flight,
+                    during_backward=self.update == "backward", units_in_flight=self.units_in_flight, needed=self._needed,
                 )  # fmt: skip
             with torch.no_grad():
                 self._settle_in()
@@ -282,9 +288,7 @@ class States:
         """What optimizer.step() does."""
         assert self._stepping is not None
         self._stepping.raise_if_broken()
-        places = {path: place for place, path in enumerate(self.residency.order)}
-        # In the order of the next forward: what it needs first is updated first.
-        for home in sorted(self.stored, key=lambda home: min(places.get(region, -1) for region in home.unit.regions)):
+        for home in sorted(self.stored, key=self.residency.needed):  # what the next forward needs first is updated first
             slots = [slot for slot in home.unit.slots if home.unit.trained and has_gradient(slot.parameter)]
             if slots:
                 self._stepping.update(home, slots)
@@ -390,9 +394,9 @@ class States:
         if self._traffic is not None:
             self._traffic.release()
 
-    def _blocks_in_turn(self) -> int | None:
-        """How many units share host memory for gradients; None: each has its own, since it keeps them from backward to step()."""
-        return self.units_in_flight + 1 if self.update == "backward" else None
+    def _needed(self, home: Stored) -> int:
+        """Whose update goes first. Where gradients take turns in host memory, the one that has been there longest."""
+        return self.residency.needed(home) if self.gradient_blocks is None else 0
 
     def _arithmetic(self) -> Arithmetic:
         if self.optimizer is None:

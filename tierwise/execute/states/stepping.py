@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,12 +37,13 @@ class Stepping:
         residences: Mapping[Stored, Residence],
         *,
         during_backward: bool,
-        units_in_flight: int,
+        units_in_flight: int | None,
+        needed: Callable[[Stored], int],
     ) -> None:
         self.broken: TierwiseError | None = None  # an update failed: parameters and state do not belong together any more
         self._optimizer, self._device, self._updates, self._ledger, self._traffic = optimizer, device, updates, ledger, traffic
         self._residences, self._during_backward = residences, during_backward
-        self._shelf, self._units_in_flight = shelf, units_in_flight
+        self._shelf, self._units_in_flight, self._needed = shelf, units_in_flight, needed
         self._in_flight: deque[Stored] = deque()  # updates that hold gradients, the oldest first
         self._versions: dict[Slot, int] = {}
 
@@ -93,7 +94,7 @@ class Stepping:
         residence = self._residences.get(home)
         if residence is not None:
             residence.outdate(in_use=in_backward())
-        home.pending = self._updates.launch(home, job)
+        home.pending = self._updates.launch(home, job, self._needed(home))
         increment_version([slot.parameter for slot in slots])  # as if the optimizer had written to them
         self.know(home)
         if home.pending is not None and residence is None:
@@ -101,8 +102,14 @@ class Stepping:
         self._spend(home, slots, home.pending)
         if home.pending is not None:
             self._in_flight.append(home)
-            while self._during_backward and len(self._in_flight) > self._units_in_flight:
-                self.finish(self._in_flight[0])  # gradients come faster than they are used: they would pile up
+            self._keep_few_waiting()
+
+    def _keep_few_waiting(self) -> None:
+        """Gradients that come faster than they are used would pile up on the device."""
+        if self._units_in_flight is not None:
+            waiting = [home for home in self._in_flight if not home.wants_gradients]
+            for home in waiting[: -self._units_in_flight]:
+                self.finish(home)
 
     def finish(self, home: Stored) -> None:
         """Compute that comes from now on comes after the unit's update."""

@@ -20,6 +20,7 @@ from ..device import CudaDevice, Device, Direction, waited_here
 from ..host_pool import HostPool
 from ..lanes import Event, Lane, Signal, Turns, already
 from .arithmetic import Arithmetic, Piece
+from .backlog import Backlog
 from .beside import Beside
 from .gradients import Factor, Held, HostGradients
 from .homes import ChunkHome, DiskChunks, HostFlat, Ring, copy_block
@@ -126,6 +127,7 @@ class Updates:
             if place in places:
                 self._lanes[place] = Lane(f"{place} update")
         self._turns = Turns() if self._lanes else None
+        self._backlog = Backlog(self._lanes["cpu"]) if "cpu" in self._lanes else None
         sizes = ring_bytes(stored)
         for name, (nbytes, count) in sizes.items():
             assert pool is not None
@@ -149,8 +151,9 @@ class Updates:
     def ring(self, kind: str, home: Stored) -> Ring | None:
         return self._rings.get(f"{kind} {home.unit.placement.update}")
 
-    def launch(self, home: Stored, job: Job) -> Pending | None:
-        """Start an update; None if it is in line with compute, so that there is nothing to wait for."""
+    def launch(self, home: Stored, job: Job, needed: int = 0) -> Pending | None:
+        """Start an update; None if it is in line with compute, so that there is nothing to wait for. `needed`: of those that wait for the CPU, the
+        one with the least goes first."""
         place = home.unit.placement.update
         if place == "device":
             self._on_device(home, job)
@@ -162,7 +165,10 @@ class Updates:
         def run() -> None:
             pending.event = work(home, job)
 
-        pending.signal = self._lanes[place].put(run)
+        if place == "cpu" and self._backlog is not None:
+            pending.signal = self._backlog.put(run, arrivals=job.arrivals, needed=needed)
+        else:
+            pending.signal = self._lanes[place].put(run)
         return pending
 
     def renew(self) -> None:
@@ -177,6 +183,8 @@ class Updates:
     def close(self) -> None:
         for lane in self._lanes.values():
             lane.close()
+        if self._backlog is not None:
+            self._backlog.close()
         if self._turns is not None:
             self._turns.close()
         for ring in self._rings.values():
