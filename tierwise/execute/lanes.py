@@ -118,7 +118,7 @@ def already() -> Signal:
     return signal
 
 
-TURN_SECONDS = 5e-4
+TURN_SECONDS = 1e-4
 
 
 class Turns:

@@ -26,7 +26,7 @@ from ..ir import ON_DEVICE, Placement, Program
 PASSING_SHARE = 50  # of the budget, one part in so many for gradients that leave, and for state that is streamed
 HELD_SHARE = 10  # of the budget, one part in so many for gradients whose updates are under way during backward
 MOST_UNITS_IN_FLIGHT = 4
-MOST_CHUNKS = 24  # that a module's state is cut into, if there is room for larger ones: each is issued by a thread that shares Python's lock
+MOST_CHUNKS = 16  # that a module's state is cut into, if there is room for larger ones: each is issued by a thread that shares Python's lock
 TORCHS_ROWS = 2  # state of an element without a master: so many of the parameter's own type
 
 

@@ -116,8 +116,9 @@ class Updates:
 
     def __init__(self, device: Device, pool: HostPool | None, arithmetic: Arithmetic, stored: Sequence[Stored]) -> None:
         self.device, self.arithmetic = device, arithmetic
-        # Lanes of their own: a parameter that waits for memory, or a gradient for compute, must not hold up the stream of state, nor that them.
-        self.copier = CudaDevice(device.torch_device.index) if isinstance(device, CudaDevice) else device
+        # Streams of their own, for either: a parameter that waits for memory, or a gradient for compute, must not hold up state that passes through,
+        # nor must that, which is issued early and waits for compute, hold up what the cpu has made.
+        self._copiers = {place: CudaDevice(device.torch_device.index) if isinstance(device, CudaDevice) else device for place in ("cpu", "streamed")}
         self._lanes: dict[str, Lane] = {}
         self._rings: dict[str, Ring] = {}
         self.staging: Staging | None = None
@@ -248,7 +249,7 @@ class Updates:
                     size = home.unit.dtype.itemsize
                     span = slice((piece.start - chunk.start) * size, (piece.stop - chunk.start) * size)
                     there = job.targets[slot][piece.start - slot.offset : piece.stop - slot.offset].view(torch.uint8)
-                    last = copy_block(self.copier, Direction.IN, block, span, there, after=(job.ready,))
+                    last = copy_block(self._copiers["cpu"], Direction.IN, block, span, there, after=(job.ready,))
             home.chunks.give(index, last if bounce is None else already())
             if bounce is not None:
                 self._rings["bounce cpu"].give(bounce, last)
@@ -277,7 +278,7 @@ class Updates:
             size = home.unit.dtype.itemsize
             for slot in ordered:
                 span, there = slice(slot.offset * size, slot.stop * size), job.targets[slot].view(torch.uint8)
-                last = copy_block(self.copier, Direction.IN, home.chunks.block(0), span, there, after=(job.ready,))
+                last = copy_block(self._copiers["cpu"], Direction.IN, home.chunks.block(0), span, there, after=(job.ready,))
         home.chunks.give(0, last)
         return last
 
@@ -285,6 +286,7 @@ class Updates:
 
     def _streamed(self, home: Stored, job: Job) -> Event:
         assert home.chunks is not None and self.staging is not None
+        copier = self._copiers["streamed"]
         last: Event = already()
         arrivals = waited_here(job.arrivals)  # not on the copy lane: the host's work on a gradient may stand behind updates that wait for that lane
         leaving: tuple[int, Event] | None = None
@@ -294,27 +296,27 @@ class Updates:
             layout = _Staged(home, chunk, self.staging.buffers[number])
             _, after = home.chunks.take(index)
             come = copy_block(
-                self.copier, Direction.IN, home.chunks.block(index), home.chunks.span(index), layout.state_bytes,
+                copier, Direction.IN, home.chunks.block(index), home.chunks.span(index), layout.state_bytes,
                 after=(self.staging.free[number], *after),
             )  # fmt: skip
             if home.wants_gradients:
                 assert home.gradients is not None
                 size = home.unit.dtype.itemsize
                 span = slice(chunk.start * size, chunk.stop * size)
-                come = copy_block(self.copier, Direction.IN, home.gradients.block, span, layout.gradient_bytes, after=(come, *arrivals))
+                come = copy_block(copier, Direction.IN, home.gradients.block, span, layout.gradient_bytes, after=(come, *arrivals))
             if home.parameters is not None:
                 _, after = home.parameters.take(index)
             if home.parameters is not None and not _makes_all(home, chunk, parts):
                 come = copy_block(
-                    self.copier, Direction.IN, home.parameters.block(index), home.parameters.span(index), layout.parameter_bytes, after=after
+                    copier, Direction.IN, home.parameters.block(index), home.parameters.span(index), layout.parameter_bytes, after=after
                 )
             with self.beside.after((come, job.ready)):
                 self._compute_staged(home, job, chunk, parts, layout)
                 done = self.device.mark()
-            last = copy_block(self.copier, Direction.OUT, home.chunks.block(index), home.chunks.span(index), layout.state_bytes, after=(done,))
+            last = copy_block(copier, Direction.OUT, home.chunks.block(index), home.chunks.span(index), layout.state_bytes, after=(done,))
             if home.parameters is not None:
                 last = copy_block(
-                    self.copier, Direction.OUT, home.parameters.block(index), home.parameters.span(index), layout.parameter_bytes, after=(done,)
+                    copier, Direction.OUT, home.parameters.block(index), home.parameters.span(index), layout.parameter_bytes, after=(done,)
                 )
             self.staging.free[number] = last
             if leaving is not None:
