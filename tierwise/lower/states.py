@@ -17,13 +17,12 @@ BESIDE = "gpu, updates"
 WITHIN_DEVICE = 1e12  # bytes a second from the device to these buffers and back
 # Host memory is shared. Measured on an H200's host (benchmarks/cases/sharing.py): the cpu updates 4.8 G parameters a second with nothing beside it,
 # 4.2 beside plain copies both ways, 3.7 with gradients leaving and parameters coming. Of 55 GB/s a link carries 50 each way when both are busy, 46
-# with updates between them; beside the cpu 36 to 40 in and 40 to 52 out. With updates both here and there 3.4 G a second on the cpu and 2.75 G
-# (33 GB/s each way) through the device.
-CPU_BESIDE_COPIES, CPU_BESIDE_UPDATES = 0.8, 0.7
+# with updates between them; beside the cpu 36 to 40 in and 40 to 52 out. With updates both here and there, in the traces of training steps, 2.3 G
+# a second on the cpu, and 42 GB/s in and 50 out: together about 160 GB/s of host memory, of which the link takes what it wants.
+CPU_BESIDE_COPIES, CPU_BESIDE_UPDATES = 0.8, 0.55
 BOTH_WAYS = 0.85
 OUT_BESIDE_CPU, IN_BESIDE_CPU = 0.8, 0.7
-UPDATES_BESIDE_CPU = 0.6
-FULL_SHARE = 2.0  # one that is busy for half as long as the other is as good as always in its way
+UPDATES_BESIDE_CPU = 0.75
 TIER_OF = {"host": "dram", "nvme": "nvme"}
 
 
@@ -115,7 +114,7 @@ def shared(problem: Problem, cpu_seconds: float = 1.0, stream_seconds: float = 1
     longer = max(cpu_seconds, stream_seconds)
     if not longer:
         return problem
-    cpu, stream = (min(1.0, FULL_SHARE * seconds / longer) for seconds in (cpu_seconds, stream_seconds))
+    cpu, stream = cpu_seconds / longer, stream_seconds / longer  # the shorter one is in the other's way for this share of its time
     slower = CPU_BESIDE_COPIES + stream * (CPU_BESIDE_UPDATES - CPU_BESIDE_COPIES)
     out, into = (
         (1 - cpu) * BOTH_WAYS + cpu * (beside_cpu + stream * (UPDATES_BESIDE_CPU - beside_cpu)) for beside_cpu in (OUT_BESIDE_CPU, IN_BESIDE_CPU)

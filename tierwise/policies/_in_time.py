@@ -1,12 +1,14 @@
 """About when copies and updates beside compute would run: the order in which a list had better name them.
 
 Lanes and processors take their work in the order of the list, so a copy that is named early and can only start late keeps the others waiting. Here
-pieces of work stand in rows, each in its own order, and whatever can start first does.
+pieces of work stand in rows, each in its own order, and whatever can start first does. Pieces with a rank stand in no order: of those that can start
+the one with the least rank does.
 """
 
 from __future__ import annotations
 
 import bisect
+import heapq
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,17 +25,70 @@ class Piece:
     lanes: tuple[str, ...]
     seconds: float
     after: list[Piece] = field(default_factory=list)
+    rank: int | None = None
     start: float = -1.0  # once it is known
     end: float = -1.0
 
-    def may_start(self, free: Mapping[str, float]) -> float | None:
-        """None: something that comes before it has no time yet."""
+    def ready(self) -> float | None:
+        """When all that comes before it is over; None: something of that has no time yet."""
         if any(other.end < 0 for other in self.after):
             return None
-        return max((0.0, *(other.end for other in self.after), *(free.get(lane, 0.0) for lane in self.lanes)))
+        return max((0.0, *(other.end for other in self.after)))
 
 
-def piece(problem: Problem, row: str, steps: Sequence[Step], after: Iterable[Piece] = ()) -> Piece:
+class _Row:
+    """Pieces in their order."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Piece] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def put(self, piece: Piece) -> None:
+        self._waiting.append(piece)
+
+    def first(self, free: Mapping[str, float]) -> tuple[float, Piece] | None:
+        """What starts next, and when; None if that is not known yet."""
+        head = self._waiting[0]
+        ready = head.ready()
+        return None if ready is None else (max((ready, *(free.get(lane, 0.0) for lane in head.lanes))), head)
+
+    def take(self, piece: Piece) -> None:
+        self._waiting.popleft()
+
+
+class _ByRank(_Row):
+    """Pieces of one lane, of which whoever can start is known in the order they were put."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._coming: list[tuple[float, int, Piece]] = []  # by when they are ready
+        self._there: list[tuple[int, float, int, Piece]] = []  # by rank
+        self._count = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting or self._coming or self._there)
+
+    def first(self, free: Mapping[str, float]) -> tuple[float, Piece] | None:
+        while self._waiting and (ready := self._waiting[0].ready()) is not None:
+            heapq.heappush(self._coming, (ready, self._count, self._waiting.popleft()))
+            self._count += 1
+        if not self._coming and not self._there:
+            return None
+        now = max((0.0, *(free.get(lane, 0.0) for lane in (self._there or self._coming)[0][-1].lanes)))
+        while self._coming and (self._coming[0][0] <= now or not self._there):
+            ready, number, piece = heapq.heappop(self._coming)
+            now = max(now, ready)
+            assert piece.rank is not None
+            heapq.heappush(self._there, (piece.rank, ready, number, piece))
+        return max(now, self._there[0][1]), self._there[0][-1]
+
+    def take(self, piece: Piece) -> None:
+        assert heapq.heappop(self._there)[-1] is piece
+
+
+def piece(problem: Problem, row: str, steps: Sequence[Step], after: Iterable[Piece] = (), rank: int | None = None) -> Piece:
     """With what the machine takes for it."""
     lanes: dict[str, None] = {}
     seconds = 0.0
@@ -44,20 +99,22 @@ def piece(problem: Problem, row: str, steps: Sequence[Step], after: Iterable[Pie
         elif isinstance(step, Compute):
             lanes[step.on] = None
             seconds += problem.seconds(step.op, step.on, step.variant)
-    return Piece(row, steps, tuple(lanes), seconds, list(after))
+    return Piece(row, steps, tuple(lanes), seconds, list(after), rank)
 
 
 def run(pieces: Sequence[Piece]) -> list[Piece]:
     """All of them with their times, in the order in which they start."""
-    rows: dict[str, deque[Piece]] = {}
+    rows: dict[str, _Row] = {}
     for piece in pieces:
-        rows.setdefault(piece.row, deque()).append(piece)
+        rows.setdefault(piece.row, _Row() if piece.rank is None else _ByRank()).put(piece)
     free: dict[str, float] = {}
     found: list[Piece] = []
     while rows:
-        heads = [(start, number, row) for number, (row, waiting) in enumerate(rows.items()) if (start := waiting[0].may_start(free)) is not None]
-        start, _, row = min(heads)
-        piece = rows[row].popleft()
+        firsts = [
+            (first[0], number, row, first[1]) for number, (row, waiting) in enumerate(rows.items()) if (first := waiting.first(free)) is not None
+        ]
+        start, _, row, piece = min(firsts, key=lambda first: first[:2])
+        rows[row].take(piece)
         if not rows[row]:
             del rows[row]
         piece.start, piece.end = start, start + piece.seconds

@@ -21,6 +21,7 @@ from ._in_time import piece as piece_of
 from ._in_time import run as in_time
 
 LISTED, ON_DEVICE = "listed", "on the device"  # rows of what has its place in the list
+BY_RANK = ", by rank"  # rows of updates that the cpu takes in the order in which they are needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,15 +262,20 @@ class _Away:
 
     def _in_time(self, order: Sequence[int], when: str) -> None:
         """Updates in the list about when they would run, their state about when it would come and what they make when it is made: neither the cpu nor
-        what passes through the device is held up by a link that waits for the other."""
+        what passes through the device is held up by a link that waits for the other. Of updates in backward those for which the cpu has no time
+        before the next step begins run under its forward, what is needed first before the rest."""
         iteration, piece = 0 if when == "backward" else -1, partial(piece_of, self.problem)
         computes = [place for place, step in enumerate(self.steps) if isinstance(step, Compute)]
         device = [piece(ON_DEVICE, [self.steps[place]]) for place in computes]
+        needed = self._needed(order, computes)
+        ranks = {op: number for number, ops in needed.items() for op in ops if self._may_be_late(op, when)}
+        following = [piece(ON_DEVICE, [self.steps[place]]) for place in computes[: self._forward_ops(computes)]] if ranks else []
         listed, leaving = self._as_listed(computes, device)
+        more, _ = self._as_listed(computes[: len(following)], following) if following else ([], {})
         row: dict[str, list[int]] = {}  # updates of each processor
         complete: dict[int, list[Piece]] = {}  # the op that makes the last of what an update needs
         results: dict[int, Piece] = {}
-        pieces = [*device, *listed]
+        pieces = [*device, *following, *listed, *more]
         for op in order:
             on = self.places[op].processor
             mine = row.setdefault(on, [])
@@ -279,23 +285,44 @@ class _Away:
             shared = [results[other] for other in self._earlier(op)]  # one storage of several parameters
             # So many updates earlier than it runs, when the one before that has left its place.
             before = [*complete[mine[-1 - self.earlier :][0]], *(results[other] for other in mine[-2 - self.earlier : -1 - self.earlier])]
-            fetch = piece(f"{on}, state", self._fetch_state(op, iteration), [*shared, *before])
+            fetch = piece(f"{on}, state", self._fetch_state(op, iteration), [*shared, *(before if op not in ranks else [])])
             left = [leaving[s] for s in self.graph.ops[op].reads if s in leaving] if when == "backward" else []
             gradients = self._take_gradients(op, iteration)
             if when == "backward" and not left:  # whoever runs updates counts those that wait for them
                 self.after.setdefault(computes[count - 1], []).extend(gradients)
                 gradients = []
             late = piece(f"{on}, late", [*self._fetch_parameters(op, iteration), *gradients], [*shared, *complete[op], *left])
-            compute = piece(on, self._compute(op, iteration), [fetch, late])
-            results[op] = piece(f"{on}, results", self._results(op, iteration), [compute])
+            by_rank = BY_RANK if op in ranks else ""
+            compute = piece(on + by_rank, self._compute(op, iteration), [fetch, late], ranks.get(op))
+            results[op] = piece(f"{on}, results{by_rank}", self._results(op, iteration), [compute], 0 if by_rank else None)
             pieces += [fetch, late, compute, results[op]]
-        if when == "after":
-            for place, ops in self._needed(order, computes).items():
-                device[place].after += [results[op] for op in ops]
+        for number, ops in needed.items():
+            if when == "after":
+                device[number].after += [results[op] for op in ops]
+            elif number < len(following):
+                following[number].after += [results[op] for op in ops]
         for one in in_time(pieces):
             if one.row != ON_DEVICE and not one.row.startswith(LISTED):
-                count = over_by(device, one.start)
-                self.after.setdefault(computes[count - 1] if count else -1, []).extend(one.steps)
+                self._list(one, computes, device, following)
+
+    def _list(self, one: Piece, computes: Sequence[int], device: Sequence[Piece], following: Sequence[Piece]) -> None:
+        """After what is over on the device when it starts, in this step or for the step before."""
+        update = one.after[0] if one.row.endswith(f"results{BY_RANK}") else one  # what it makes is of the same step
+        late = one.row.endswith(BY_RANK) and update.start >= device[-1].end
+        count = over_by(following if late else device, one.start)
+        steps = [replace(step, iteration=-1) for step in one.steps] if late else one.steps
+        self.after.setdefault(computes[count - 1] if count else -1, []).extend(steps)
+
+    def _may_be_late(self, op: int, when: str) -> bool:
+        """Whether an update in backward may wait for the cpu until the next forward: all that it works on is in host memory."""
+        place = self.places[op]
+        in_host = self._is_elsewhere(op) and place.state == place.gradients == self.works_in[place.processor]
+        return when == "backward" and self.problem.cyclic and in_host and not self._earlier(op)
+
+    def _forward_ops(self, computes: Sequence[int]) -> int:
+        """How many ops the step begins with before any of backward."""
+        phases = [self.graph.ops[self.steps[place].op].phase for place in computes]  # type: ignore[union-attr]
+        return phases.index(Phase.BACKWARD) if Phase.BACKWARD in phases else len(phases)
 
     def _as_listed(self, computes: Sequence[int], device: Sequence[Piece]) -> tuple[list[Piece], dict[int, Piece]]:
         """Copies that have their place in the list; those of gradients that leave by storage, too."""
