@@ -37,6 +37,7 @@ AS_GOOD = 1.01  # of the least that the linear program finds
 CLEARLY = 0.99  # of another plan's time
 NEAR = 1.02  # of what no plan could beat: what is left to gain is not worth looking for
 LEAST_OF_THE_LINK = 0.02  # of its rate, where updates have it for themselves
+EXCHANGES = (-2, -1, 1, 2)  # numbers of units whose state stays instead of parameters, and of those that are updated elsewhere
 BOTH = (False, True)  # activations stay or are made again; or some are sent, too
 
 
@@ -87,6 +88,7 @@ class _Search:
         self.menu, self.units, self.update = menu, units, update
         self.tiers, self.min_sent_bytes, self.deadline, self.on_trial = tiers, min_sent_bytes, deadline, on_trial
         self.tried: dict[tuple[Split, bool], Chosen | None] = {}
+        self.borrowed: dict[Split, Chosen] = {}  # with activations that were planned for another split
         self.planned: dict[tuple[frozenset[tuple[str, Placement]], bool], Chosen | None] = {}  # by states, and whether activations are sent
         self.short: set[frozenset[tuple[str, Placement]]] = set()  # states that leave the device too little room if all activations stay there
         self.too_large: list[Split] = []  # the splits of these
@@ -207,6 +209,7 @@ class _Search:
             split = self._best_split()
             self._try(replace(split, streamed=streamed), (self._sends(split),))
         while True:
+            self._exchange()
             split = self._best_split()
             self._try(split)
             sends = self._sends(split)
@@ -229,6 +232,41 @@ class _Search:
                     return
                 step = (step + 1) // 2 if step > 2 else 1
 
+    def _exchange(self) -> None:
+        """Ever better exchanges that leave the device as full as it is: parameters that leave for state that stays, or the other way round, and other
+        shares of streamed updates. Each with the activations of the best, and the best of them with its own."""
+        count = len(self.units)
+        parameter_bytes = sum(unit.parameter_bytes for unit in self.units)
+        weight = round(sum(unit.state_bytes for unit in self.units) / parameter_bytes) if parameter_bytes else 0
+        while time.monotonic() < self.deadline:
+            found = self._best()
+            assert found is not None
+            split, best = found
+            near = [Split(split.state - change, split.parameters + weight * change, split.streamed, split.held) for change in EXCHANGES]
+            near += [replace(split, streamed=split.streamed + change / count) for change in EXCHANGES]
+            fitting = [one for one in near if 0 <= one.parameters <= one.state <= count and 0 <= one.streamed <= 1]
+            seconds = {one: chosen.seconds for one in fitting if (chosen := self._with_activations_of(one, best)) is not None}
+            if not seconds:
+                return
+            first = min(seconds, key=lambda one: seconds[one])
+            self._try(first, (any(plan.sent for plan in best.program.calls.values()),))
+            if self._best_split() == split:
+                return
+
+    def _with_activations_of(self, split: Split, other: Chosen) -> Chosen | None:
+        """A split with what was planned for another one's activations, if that fits."""
+        states = self.splits.states(split)
+        passing, host = self.takes(states) if states else (0, 0)
+        if not states or host > self.host_bytes or passing >= self.menu.problem.budget_bytes:
+            return None
+        made = image(with_budget(self.menu, self.menu.problem.budget_bytes - passing), replace(other.program, states=states, update=self.update))
+        try:
+            check_schedule(made.problem, made.schedule)
+        except InvalidSchedule:
+            return None
+        self.borrowed[split] = predicted(made)
+        return self.borrowed[split]
+
     def _best_split(self) -> Split:
         found = self._best()
         assert found is not None
@@ -240,7 +278,8 @@ class _Search:
         return sent is not None and (stays is None or sent.seconds < CLEARLY * stays.seconds)
 
     def _best(self) -> tuple[Split, Chosen] | None:
-        found = [(chosen.seconds, number, split, chosen) for number, ((split, _), chosen) in enumerate(self.tried.items()) if chosen is not None]
+        known = [*((split, chosen) for (split, _), chosen in self.tried.items()), *self.borrowed.items()]
+        found = [(chosen.seconds, number, split, chosen) for number, (split, chosen) in enumerate(known) if chosen is not None]
         return min(found)[2:] if found else None
 
     def _try(self, split: Split, ways: Sequence[bool] = BOTH) -> Chosen | None:

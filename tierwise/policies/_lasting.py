@@ -21,6 +21,8 @@ from ._in_time import piece as piece_of
 from ._in_time import run as in_time
 
 LISTED, ON_DEVICE = "listed", "on the device"  # rows of what has its place in the list
+PASSING_BYTES = 192 << 20  # of state on its way through the device: a few chunks of it
+MOST_ON_THEIR_WAY = 16  # updates, however small their state is
 BY_RANK = ", by rank"  # rows of updates that the cpu takes in the order in which they are needed
 
 
@@ -81,12 +83,13 @@ def placed(
     update: str,
     ahead: int = 1,
     parameters: Mapping[int, str] | None = None,
-    earlier: int = 2,
+    passing_bytes: int = PASSING_BYTES,
     lingers: int = 1,
 ) -> Schedule:
-    """`places` by update. Parameters that nobody updates come and go too where `parameters` says so, by storage. The state of an update is on its way
-    so many updates `earlier` than it runs. In backward a parameter `lingers` until so many ops later."""
-    builder = _Away(problem, base, places, ahead, None, parameters or {}, earlier, lingers, listed_in_time=True)
+    """`places` by update. Parameters that nobody updates come and go too where `parameters` says so, by storage. State is on its way so early that it
+    and what comes before it are so many bytes, and at least while that of the update before it is there. In backward a parameter `lingers` until so
+    many ops later."""
+    builder = _Away(problem, base, places, ahead, None, parameters or {}, 0, lingers, listed_in_time=True, passing_bytes=passing_bytes)
     return builder.run(_when(problem, update))
 
 
@@ -106,8 +109,9 @@ class _Away:
         earlier: int,
         lingers: int,
         listed_in_time: bool,
+        passing_bytes: int = 0,
     ) -> None:
-        self.earlier, self.lingers, self.listed_in_time = earlier, lingers, listed_in_time
+        self.earlier, self.lingers, self.listed_in_time, self.passing_bytes = earlier, lingers, listed_in_time, passing_bytes
         self.problem, self.graph, self.base, self.places = problem, problem.graph, base, places
         self.moved = set(places)
         self.device, self.ahead = problem.device_tier, ahead
@@ -283,8 +287,8 @@ class _Away:
             count = bisect.bisect_right(computes, self._complete_at(self.graph.ops[op])) if when == "backward" else 0
             complete[op] = device[count - 1 : count]
             shared = [results[other] for other in self._earlier(op)]  # one storage of several parameters
-            # So many updates earlier than it runs, when the one before that has left its place.
-            before = [*complete[mine[-1 - self.earlier :][0]], *(results[other] for other in mine[-2 - self.earlier : -1 - self.earlier])]
+            first = len(mine) - 1 - self._on_their_way(mine)  # when the one before that has left its place
+            before = [*complete[mine[max(0, first)]], *(results[other] for other in mine[max(0, first - 1) : max(0, first)])]
             fetch = piece(f"{on}, state", self._fetch_state(op, iteration), [*shared, *(before if op not in ranks else [])])
             left = [leaving[s] for s in self.graph.ops[op].reads if s in leaving] if when == "backward" else []
             gradients = self._take_gradients(op, iteration)
@@ -304,6 +308,16 @@ class _Away:
         for one in in_time(pieces):
             if one.row != ON_DEVICE and not one.row.startswith(LISTED):
                 self._list(one, computes, device, following)
+
+    def _on_their_way(self, updates: Sequence[int]) -> int:
+        """For how many before the last of these updates state is on its way or there when that of the last one comes."""
+        nbytes, count = 0, 0
+        for op in reversed(updates[:-1][-MOST_ON_THEIR_WAY:]):
+            nbytes += sum(self.graph.storages[s].nbytes for s in self.graph.ops[op].mutates if s not in self.last_use)
+            count += 1
+            if nbytes >= self.passing_bytes:
+                break
+        return count
 
     def _list(self, one: Piece, computes: Sequence[int], device: Sequence[Piece], following: Sequence[Piece]) -> None:
         """After what is over on the device when it starts, in this step or for the step before."""
