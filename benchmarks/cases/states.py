@@ -1,13 +1,14 @@
 """Lasting state away from the device: a Llama-shaped model of 3.2B, 8 × 2048 tokens, fp32 masters and moments, against everything on the device.
 
-Eager with checkpointing, as the peers' setting, and with compiled blocks; head and loss in pieces of one sequence, in every row of ours. One
-process for rows with the same compute, since locking host memory takes longer than the steps; printed as they come. `ratio` is to "everything on the
-device" with the same compute; "bits": whether losses equal that row's.
+Four parts, each with a file: eager with checkpointing, as the peers' setting; with compiled blocks; a model of 7B; and state on disk. Head and loss
+in pieces of one sequence, in every row of ours. One process for rows of one kind, since locking host memory takes longer than the steps; printed as
+they come. `ratio` is to "everything on the device" with the same compute; "bits": whether losses equal that row's. "State alone": placed by hand,
+every block checkpointed, beside plans of both in one budget; activations alone fit into none of these.
 
-    python -m benchmarks states --machine h200
-    python -m benchmarks.cases.states --machine h200 --peers DIR            # with the rows of DIR/states.py, one process each
-    python -m benchmarks.cases.states --ways "backward 16 GB" --cpu-share 0.6 --threads 14
-    python -m benchmarks.cases.states --device cpu --layers 2 --hidden 32 --heads 2 --batch 2 --seq 16 --vocab 64 --steps 1
+    python -m benchmarks states:compiled --machine h200
+    python -m benchmarks.cases.states eager --machine h200 --cap --peers DIR     # with the rows of DIR/states.py, one process each
+    python -m benchmarks.cases.states compiled --ways "state alone, 16 GB" --cpu-share 0.6 --threads 14
+    python -m benchmarks.cases.states eager --device cpu --layers 2 --hidden 32 --heads 2 --batch 2 --seq 16 --vocab 64 --steps 1
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,12 @@ NEEDS = "cuda"
 BASELINE = "everything on the device"
 SHAPE = {"layers": 26, "hidden": 3072, "heads": 24, "batch": 8, "seq": 2048, "vocab": 32000}
 LARGE = {"layers": 32, "hidden": 4096, "heads": 32, "batch": 4, "seq": 2048, "vocab": 32000}
+PARTS = ("eager", "compiled", "7b", "disk")
 PEERS = ("gpu", "torchao", "fsdp2", "zero2", "zero3")
 WARM_UPS = 2
-SETTLED = 19  # warm steps of rows by fit: until then a plan may be made again with what was measured
+MOST_WARM_UPS = 19  # of rows by fit: by then a plan is not made again with what was measured any more
 GB = 10**9
+DISK_BYTES = 60 * GB  # that state on disk may take: it is about 38
 
 
 @dataclass(frozen=True)
@@ -56,49 +59,44 @@ class Way:
     fitted: bool = False  # by tierwise.fit, which decides all of it from the budget
 
     @property
+    def part(self) -> str:
+        return "disk" if self.state == "nvme" else "7b" if self.shape == "7B" else "compiled" if self.compiled else "eager"
+
+    @property
     def case(self) -> str:
         clip = ", clipped" if self.clip else ""
         return f"llama-{self.shape}, {'compiled blocks' if self.compiled else 'eager'}, checkpointing{clip}"
 
 
 def ways() -> list[Way]:
-    found = []
-    for compiled in (False, True):
-        for clip in (False, True):
-            found.append(Way(BASELINE, None, "after", clip, on_device=1.0, compiled=compiled))
-        found.append(Way("backward 16 GB", 16 * GB, compiled=compiled))
-        found.append(Way("after 16 GB", 16 * GB, "after", True, on_device=0.1, compiled=compiled))
-    return [
-        *found,
-        Way("backward 10 GB", 10 * GB, away=0.6),
-        Way("backward 6 GB", 6 * GB, away=1.0),
-        Way("backward 6 GB, state on disk", 6 * GB, away=1.0, state="nvme", cpu_share=1.0, host_bytes=8 << 30),
-        Way(BASELINE, None, "after", on_device=1.0, shape="7B"),
-        Way("backward 24 GiB", 24 << 30, away=0.4, shape="7B"),
-        *(Way(f"fit, {budget} GB", budget * GB, fitted=True) for budget in (16, 10, 6)),
-        Way("fit, after, 16 GB", 16 * GB, "after", True, fitted=True),
-        Way("fit, 16 GB", 16 * GB, compiled=True, fitted=True),
-        Way("fit, after, 16 GB", 16 * GB, "after", True, compiled=True, fitted=True),
-        Way("fit, 24 GiB", 24 << 30, shape="7B", fitted=True),
-        # Both in one budget: beside each plan of state alone, with every block checkpointed. Activations alone fit into none of these.
-        *(
-            Way(f"state alone, {budget} GB", budget * GB, on_device=kept, away=away, compiled=True)
-            for budget, kept, away in ((24, 0.2, 0.0), (12, 0.0, 0.5), (8, 0.0, 1.0))
-        ),
-        *(Way(f"fit, {budget} GB", budget * GB, compiled=True, fitted=True) for budget in (24, 12, 8)),
-        Way("state alone, 40 GB", 40 * GB, on_device=0.15, shape="7B"),
-        Way("fit, 40 GB", 40 * GB, shape="7B", fitted=True),
+    found = [Way(BASELINE, None, "after", clip, on_device=1.0, compiled=compiled) for compiled in (False, True) for clip in (False, True)]
+    found += [Way(f"fit, {budget} GB", budget * GB, fitted=True) for budget in (16, 10, 6)]
+    found += [Way("fit, after, 16 GB", 16 * GB, "after", True, compiled=compiled, fitted=True) for compiled in (False, True)]
+    found += [Way(f"fit, {budget} GB", budget * GB, compiled=True, fitted=True) for budget in (24, 16, 12, 8)]
+    found += [
+        Way(f"state alone, {budget} GB", budget * GB, on_device=kept, away=away, compiled=True)
+        for budget, kept, away in ((24, 0.2, 0.0), (16, 0.0, 0.0), (12, 0.0, 0.5), (8, 0.0, 1.0))
     ]
+    large = [
+        Way(BASELINE, None, "after", on_device=1.0),
+        Way("fit, 40 GB", 40 * GB, fitted=True),
+        Way("fit, 24 GiB", 24 << 30, fitted=True),
+        Way("state alone, 40 GB", 40 * GB, on_device=0.15),
+        Way("state alone, 24 GiB", 24 << 30, away=0.4),
+    ]
+    found += [replace(way, shape="7B") for way in large]
+    disk = Way("fit, 6 GB, state on disk", 6 * GB, state="nvme", host_bytes=8 << 30, fitted=True)
+    return [*found, disk, replace(disk, name="6 GB, state on disk", away=1.0, cpu_share=1.0, fitted=False)]
 
 
-def run(*, peers: Path | None = None, only: list[str] | None = None, child: list[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Rows as they come."""
+def run(part: str, *, peers: Path | None = None, only: list[str] | None = None, child: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Rows of a part as they come."""
     rows: list[dict[str, Any]] = []
-    cases = {way.case for way in ways() if only is None or way.name in only}
-    groups: dict[tuple[Any, ...], list[int]] = {}
+    cases = {way.case for way in ways() if way.part == part and (only is None or way.name in only)}
+    groups: dict[bool, list[int]] = {}
     for number, way in enumerate(ways()):
-        if way.case in cases and (only is None or way.name in only or way.name == BASELINE):
-            groups.setdefault((way.shape, way.compiled, way.fitted), []).append(number)
+        if way.part == part and way.case in cases and (only is None or way.name in only or way.name == BASELINE):
+            groups.setdefault(way.fitted, []).append(number)
     for numbers in groups.values():
         wanted = ",".join(map(str, numbers))
         for number, found in _in_a_process([sys.executable, "-m", "benchmarks.cases.states", "--rows", wanted, *(child or [])], numbers):
@@ -109,7 +107,7 @@ def run(*, peers: Path | None = None, only: list[str] | None = None, child: list
             row["bits"] = None if "losses" not in row else "equal" if row["losses"] == expected.get("losses") else "differ"
             print(json.dumps(row), flush=True)
             yield row
-    for name in PEERS if peers is not None else ():
+    for name in PEERS if peers is not None and part == "eager" else ():
         ((_, found),) = _in_a_process([sys.executable, str(peers / "states.py"), name], [-1])
         row = {"case": "llama-3.2B, eager, checkpointing, as peers run it", "way": name, "seconds": found.get("step_ms", 0) / 1e3 or None}
         row |= {"peak_bytes": int(found["peak_GB"] * GB)} if "peak_GB" in found else {"outcome": found.get("outcome")}
@@ -161,9 +159,10 @@ def fitted_row(way: Way, given: argparse.Namespace, device: Any) -> dict[str, An
     start = time.perf_counter()
     budget = way.budget_bytes if given.budget is None else given.budget
     stages: dict[str, str] = {}  # what began when, for readers of the file
+    disk = f"{given.nvme or tempfile.gettempdir()}:{DISK_BYTES}" if way.state == "nvme" else None
     tierwise.fit(
         model, optimizer, budget=budget, masters="fp32", update=way.update, compile=way.compiled, device=device, example=(tokens,),
-        host=way.host_bytes, progress=lambda what: stages.update({f"{time.perf_counter() - start:.1f} s": what}),
+        host=way.host_bytes, nvme=disk, progress=lambda what: stages.update({f"{time.perf_counter() - start:.1f} s": what}),
     )  # fmt: skip
     ready_seconds = time.perf_counter() - start
     if given.cap and budget:
@@ -176,10 +175,15 @@ def fitted_row(way: Way, given: argparse.Namespace, device: Any) -> dict[str, An
         device.synchronize()
 
     step = _stepping(lambda: model(tokens), model, optimizer, way)
-    timed, _ = _timed(step, device, settle, given, warm_ups=SETTLED)
+    fitted = fitted_of(model)
+    written = lambda: fitted.below.disk_written_bytes  # noqa: E731
+    is_warm = (lambda: True) if way.state == "nvme" else lambda: fitted.is_settled
+    timed, written_bytes = _timed(step, device, settle, given, written, is_warm)
     plan = tierwise.plan_of(model)
     found = timed | {
-        "waits": _waits(plan, step, fitted_of(model)),
+        "waits": _waits(plan, step, fitted) if way.state != "nvme" else None,
+        "written_bytes": written_bytes or None,
+        "planned_nvme_bytes": plan.disk_bytes or None,
         "predicted_seconds": plan.predicted.seconds,
         "predicted_bytes": plan.peak_bytes,
         "host_bytes": _resident_bytes() - baseline_bytes,
@@ -332,13 +336,15 @@ def _waits(plan: Any, step: Callable[[], Any], fitted: Any) -> dict[str, Any]:
 
 def _timed(
     step: Callable[[], Any], device: Any, settle: Callable[[], None], given: argparse.Namespace, counter: Callable[[], int] = lambda: 0,
-    warm_ups: int = WARM_UPS,
+    is_warm: Callable[[], bool] = lambda: True,
 ) -> tuple[dict[str, Any], int]:  # fmt: skip
     """Steps after warm ones, and how far a counter goes on in one. Steps overlap, so they are timed together: from one moment when nothing is
     pending, which `settle` brings about, to the next."""
-    losses = [float(step()) for _ in range(min(warm_ups, WARM_UPS))]
-    for _ in range(warm_ups - len(losses)):  # the loop that is timed below: what learns from it shall learn from the same
+    losses = [float(step()) for _ in range(WARM_UPS)]
+    warm_ups = WARM_UPS
+    while not is_warm() and warm_ups < MOST_WARM_UPS:  # the loop that is timed below: what learns from it shall learn from the same
         step()
+        warm_ups += 1
     settle()
     device.reset_peak()
     exposed, counted = device.exposed_seconds(), counter()
@@ -353,6 +359,7 @@ def _timed(
         "peak_bytes": memory.peak_allocated_bytes,
         "reserved_bytes": memory.peak_reserved_bytes,
         "exposed_seconds": (device.exposed_seconds() - exposed) / given.steps,
+        "warm_ups": warm_ups,
         "losses": losses,
     }
     return found, (counter() - counted) // given.steps
@@ -424,6 +431,7 @@ def _resident_bytes() -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("part", nargs="?", choices=PARTS, help="which part to run")
     parser.add_argument("--machine", help="what to call this machine; without it nothing is written")
     parser.add_argument("--peers", type=Path, help="a folder with states.py, which runs what people use today")
     parser.add_argument("--ways", nargs="*", help="only these rows, and those they are compared with")
@@ -446,10 +454,12 @@ def main() -> None:
     for name in ("threads", "cpu_share", "nvme", "budget", *SHAPE):
         if getattr(given, name) is not None:
             child.append(f"--{name.replace('_', '-')}={getattr(given, name)}")
-    found = run(peers=given.peers, only=given.ways, child=child)
+    if given.part is None:
+        parser.error(f"name a part: {', '.join(PARTS)}")
+    found = run(given.part, peers=given.peers, only=given.ways, child=child)
     if given.machine:
         command = "python -m benchmarks.cases.states " + " ".join(sys.argv[1:])
-        print("wrote", results.write_as_they_come("states", found, machine=given.machine, command=command, baseline=BASELINE))
+        print("wrote", results.write_as_they_come(f"states-{given.part}", found, machine=given.machine, command=command, baseline=BASELINE))
     else:
         list(found)  # printed as they come
 

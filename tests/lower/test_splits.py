@@ -59,10 +59,11 @@ def test_who_has_one_way_goes_that_way():
 
 
 def test_what_has_no_room_in_host_memory_stays():
-    """Nine tenths of thirty bytes: an update on the cpu takes ten of state, two of gradients and two of what it makes."""
-    found = splits(host_bytes=30)
-    assert found.states(Split(4, 0, 0.0)) == {"a": CPU, "b": STREAMED}
+    """Nine tenths of so many bytes: an update takes ten of state, and two of gradients if they wait until backward is over."""
+    found = splits(host_bytes=34)
+    assert found.states(Split(4, 0, 0.0)) == {"a": CPU, "b": CPU}
     assert found.lacks == {"dram": 4 * 12}
+    assert splits(host_bytes=34, update="backward").states(Split(4, 0, 0.0)) == {"a": CPU, "b": CPU, "c": CPU}
 
 
 def test_which_splits_leave_less_room():

@@ -220,6 +220,14 @@ class Fitted:
             self._menus.clear()
             self._trials.clear()
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the plan of the last step is not looked at any more: its steps take what was predicted, or nothing better is known."""
+        if self.current is None or self.device.torch_device.type not in LEARNS_ON or self.settings.policy != "auto":
+            return self.current is not None
+        key = next((key for key, known in self.plans.items() if known is self.current), None)
+        return key in self._trials and self._trials[key].settled
+
     def _compare(self) -> None:
         """After a few steps by a plan, look at how one of them ran; if the prediction was far off, plan again with what was measured."""
         plan, device = self.current, self.device.torch_device.type

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from ..errors import InfeasibleBudget, InvalidSchedule, OverCapacity
 from ..ir import Menu, Phase, Placement, Problem, check_schedule, peak_bytes
+from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
 from .bound import Bound, least_seconds
 from .choose import FEW_IMAGES, IMAGES, Chosen, choose, keep_everything, keeping_everything, predicted, with_budget
@@ -28,7 +29,7 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 HALVES = (0.0, 0.5, 1.0)
 GRID = 8  # numbers of regions whose state leaves that are put in order
 FIRST_SPLITS = 6  # so many of the best are tried before what is near the best of them
-CORRECTIONS = 3  # times that the room for activations is made smaller when a whole program turns out too large
+CORRECTIONS = 3  # times that the room for activations, or host memory, is made smaller when a whole program turns out too large
 GOOD_ENOUGH = 1.01  # of the time that keeping everything takes: nothing that moves state can gain more than the rest
 LITTLE = 0.05  # of the budget: lasting state of less than this is not worth moving where activations alone fit
 WORTH_IT = 0.95  # moving state must gain this much over leaving it: it takes host memory, and predictions are better for what stays
@@ -38,6 +39,7 @@ CLEARLY = 0.99  # of another plan's time
 NEAR = 1.02  # of what no plan could beat: what is left to gain is not worth looking for
 LEAST_OF_THE_LINK = 0.02  # of its rate, where updates have it for themselves
 EXCHANGES = (-2, -1, 1, 2)  # numbers of units whose state stays instead of parameters, and of those that are updated elsewhere
+DETAILED, FINALISTS = 1.03, 4  # of the best plan's time, and how many: what is looked at in detail
 BOTH = (False, True)  # activations stay or are made again; or some are sent, too
 
 
@@ -54,13 +56,29 @@ def choose_jointly(
 ) -> Chosen:
     """The fastest program found in so many seconds; more than those only to find one at all. `fixed`: state is already where these say.
     `takes`: what whoever runs updates holds on the device for them all the time, and of host memory in all."""
+    whole = menu
     if menu.homes:
         menu = compact(menu)
     units = state_units(menu.problem.graph, menu.homes)
     if not units:
         return _explained(menu, choose(menu, tiers=tiers, min_sent_bytes=min_sent_bytes, on_trial=on_trial), update)
-    search = _Search(menu, units, update, tiers, min_sent_bytes, time.monotonic() + seconds, takes, on_trial)
-    return _explained(menu, search.run() if fixed is None else search.around(fixed), update)
+    deadline = time.monotonic() + seconds
+    for _ in range(CORRECTIONS + 1):
+        search = _Search(menu, units, update, tiers, min_sent_bytes, deadline, takes, on_trial)
+        found = search.run() if fixed is None else search.around(fixed)
+        missing = _missing_host_bytes(whole, found) if fixed is None and "nvme" in tiers else 0
+        if missing <= 0:
+            found = search.first_in_detail(whole, found)
+            break
+        machine = menu.problem.machine
+        menu = replace(menu, problem=replace(menu.problem, machine=machine.with_capacity("dram", machine.capacity("dram") - 2 * missing)))
+    return _explained(menu, found, update)
+
+
+def _missing_host_bytes(menu: Menu, found: Chosen) -> int:
+    """Updates one by one pass through host memory otherwise than those of a module at once."""
+    made = image(menu, found.program)
+    return peak_bytes(made.problem, made.schedule)["dram"] - menu.problem.machine.capacity("dram")
 
 
 def _explained(menu: Menu, chosen: Chosen, update: str) -> Chosen:
@@ -90,6 +108,7 @@ class _Search:
         self.tried: dict[tuple[Split, bool], Chosen | None] = {}
         self.borrowed: dict[Split, Chosen] = {}  # with activations that were planned for another split
         self.planned: dict[tuple[frozenset[tuple[str, Placement]], bool], Chosen | None] = {}  # by states, and whether activations are sent
+        self.overflows: dict[tuple[frozenset[tuple[str, Placement]], bool], int] = {}  # of these, bytes of host memory that they lack
         self.short: set[frozenset[tuple[str, Placement]]] = set()  # states that leave the device too little room if all activations stay there
         self.too_large: list[Split] = []  # the splits of these
         self.least_bytes: int | None = None
@@ -232,6 +251,21 @@ class _Search:
                     return
                 step = (step + 1) // 2 if step > 2 else 1
 
+    def first_in_detail(self, menu: Menu, best: Chosen) -> Chosen:
+        """Of the best and those that come near it the one that is fastest with each update by itself, as it will be predicted."""
+        known = [chosen for chosen in (*self.tried.values(), *self.borrowed.values()) if chosen is not None]
+        near = sorted((chosen for chosen in known if chosen.seconds <= best.seconds * DETAILED), key=lambda chosen: chosen.seconds)
+        found: list[tuple[float, int, Chosen]] = []
+        for number, chosen in enumerate([best, *near[:FINALISTS]]):
+            passing, _ = self.takes(chosen.program.states) if chosen.program.states else (0, 0)
+            made = image(with_budget(menu, menu.problem.budget_bytes - passing), chosen.program)
+            try:
+                check_schedule(made.problem, made.schedule)
+            except InvalidSchedule:
+                continue
+            found.append((simulate(made.problem, made.schedule).seconds, number, chosen))
+        return min(found)[2] if found else best
+
     def _exchange(self) -> None:
         """Ever better exchanges that leave the device as full as it is: parameters that leave for state that stays, or the other way round, and other
         shares of streamed updates. Each with the activations of the best, and the best of them with its own."""
@@ -314,7 +348,11 @@ class _Search:
                     self.planned[key] = self._with(states, passing, tiers)
                     if key[0] in self.short:
                         self.too_large.append(split)
-                return self.planned[key]
+                missing = self.overflows.get(key, 0)  # what passes through host memory was not counted
+                if not missing or "nvme" not in self.menu.problem.machine.tier_named:
+                    return self.planned[key]
+                short += missing
+                continue
             self.lacks["dram"] = host
             short += host - self.host_bytes
         return None
@@ -348,6 +386,8 @@ class _Search:
             except OverCapacity as error:
                 if error.tier != made.problem.device_tier:
                     self.lacks[error.tier] = error.needed_bytes
+                    if error.tier == "dram":
+                        self.overflows[frozenset(states.items()), bool(tiers)] = error.needed_bytes - self.host_bytes
                     return None
                 room = min(room, inner.peak_bytes) - (error.needed_bytes - budget)
                 continue

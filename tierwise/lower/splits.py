@@ -82,9 +82,14 @@ class Splits:
                 through -= 1
         return found
 
-    @staticmethod
     def _fitting(
-        options: Sequence[Placement], updates: Sequence[str], parameters: Sequence[str], waits: Sequence[str], unit: StateUnit, room: dict[str, int]
+        self,
+        options: Sequence[Placement],
+        updates: Sequence[str],
+        parameters: Sequence[str],
+        waits: Sequence[str],
+        unit: StateUnit,
+        room: dict[str, int],
     ) -> Placement | None:
         """The first that has room: as wanted, with the state in host memory before the disk, then anything that is away, then the device."""
         order = [
@@ -102,9 +107,8 @@ class Splits:
             taken = {"host": 0, "nvme": 0}
             if option.update != "device":
                 taken[option.state] += unit.state_bytes
-                taken["host"] += unit.gradient_bytes * (option.gradients == "host")
-                if option.update == "cpu":
-                    taken["host"] += unit.parameter_bytes  # what the update makes, until the device has it
+                # During backward gradients take turns where room is short; what they take then is known once all have their place.
+                taken["host"] += unit.gradient_bytes * (option.gradients == "host" and self.update == "after")
             if option.parameters in taken:
                 taken[option.parameters] += unit.parameter_bytes
             if all(taken[tier] <= room[tier] for tier in taken):

@@ -21,6 +21,8 @@ from ._in_time import piece as piece_of
 from ._in_time import run as in_time
 
 LISTED, ON_DEVICE = "listed", "on the device"  # rows of what has its place in the list
+JUST_BEFORE = 2  # ops on the device before the one that needs it, what the cpu has made goes there at the earliest
+IN_FLIGHT = 4  # regions whose gradients may wait for their updates, of those that do not wait in host memory for the next forward
 PASSING_BYTES = 192 << 20  # of state on its way through the device: a few chunks of it
 MOST_ON_THEIR_WAY = 16  # updates, however small their state is
 BY_RANK = ", by rank"  # rows of updates that the cpu takes in the order in which they are needed
@@ -114,6 +116,7 @@ class _Away:
         self.earlier, self.lingers, self.listed_in_time, self.passing_bytes = earlier, lingers, listed_in_time, passing_bytes
         self.problem, self.graph, self.base, self.places = problem, problem.graph, base, places
         self.moved = set(places)
+        self.uses_disk = any(place.state not in (place.gradients, self.problem.device_tier) for place in places.values() if place.processor == "cpu")
         self.device, self.ahead = problem.device_tier, ahead
         self.works_in = {processor.name: processor.tier for processor in problem.machine.processors}
         self.steps = [step for step in base.steps if not (isinstance(step, Compute) and step.op in self.moved)]
@@ -279,6 +282,7 @@ class _Away:
         row: dict[str, list[int]] = {}  # updates of each processor
         complete: dict[int, list[Piece]] = {}  # the op that makes the last of what an update needs
         results: dict[int, Piece] = {}
+        behind: dict[str, dict[int, list[Piece]]] = {}  # of each processor, updates by the op after which they can run
         pieces = [*device, *following, *listed, *more]
         for op in order:
             on = self.places[op].processor
@@ -297,20 +301,30 @@ class _Away:
                 gradients = []
             late = piece(f"{on}, late", [*self._fetch_parameters(op, iteration), *gradients], [*shared, *complete[op], *left])
             by_rank = BY_RANK if op in ranks else ""
+            if when == "backward" and op not in ranks:  # for a few their gradients wait, then backward does
+                waiting = behind.setdefault(on, {})
+                waiting.setdefault(count, [])
+                if len(waiting) > IN_FLIGHT and count < len(device):
+                    device[count].after += list(waiting.values())[-1 - IN_FLIGHT]
             compute = piece(on + by_rank, self._compute(op, iteration), [fetch, late], ranks.get(op))
             results[op] = piece(f"{on}, results{by_rank}", self._results(op, iteration), [compute], 0 if by_rank else None)
+            if when == "backward" and op not in ranks:
+                behind[on][count].append(compute)
             pieces += [fetch, late, compute, results[op]]
         for number, ops in needed.items():
             if when == "after":
                 device[number].after += [results[op] for op in ops]
             elif number < len(following):
                 following[number].after += [results[op] for op in ops]
+        wanted = {id(results[op]): number for number, ops in needed.items() for op in ops if self._is_elsewhere(op)}
         for one in in_time(pieces):
             if one.row != ON_DEVICE and not one.row.startswith(LISTED):
-                self._list(one, computes, device, following)
+                self._list(one, computes, device, following, wanted.get(id(one), 0) - JUST_BEFORE if when == "after" or following else 0)
 
     def _on_their_way(self, updates: Sequence[int]) -> int:
         """For how many before the last of these updates state is on its way or there when that of the last one comes."""
+        if self._is_elsewhere(updates[-1]):
+            return min(1, len(updates) - 1)  # the cpu has the next from the disk while one is in work
         nbytes, count = 0, 0
         for op in reversed(updates[:-1][-MOST_ON_THEIR_WAY:]):
             nbytes += sum(self.graph.storages[s].nbytes for s in self.graph.ops[op].mutates if s not in self.last_use)
@@ -319,11 +333,14 @@ class _Away:
                 break
         return count
 
-    def _list(self, one: Piece, computes: Sequence[int], device: Sequence[Piece], following: Sequence[Piece]) -> None:
-        """After what is over on the device when it starts, in this step or for the step before."""
+    def _list(self, one: Piece, computes: Sequence[int], device: Sequence[Piece], following: Sequence[Piece], least: int) -> None:
+        """After what is over on the device when it starts, in this step or for the step before; that, not before so many ops of it: a link that waits
+        for what is not wanted yet keeps others waiting."""
         update = one.after[0] if one.row.endswith(f"results{BY_RANK}") else one  # what it makes is of the same step
         late = one.row.endswith(BY_RANK) and update.start >= device[-1].end
         count = over_by(following if late else device, one.start)
+        if late or not following:
+            count = max(count, least)
         steps = [replace(step, iteration=-1) for step in one.steps] if late else one.steps
         self.after.setdefault(computes[count - 1] if count else -1, []).extend(steps)
 
@@ -331,7 +348,7 @@ class _Away:
         """Whether an update in backward may wait for the cpu until the next forward: all that it works on is in host memory."""
         place = self.places[op]
         in_host = self._is_elsewhere(op) and place.state == place.gradients == self.works_in[place.processor]
-        return when == "backward" and self.problem.cyclic and in_host and not self._earlier(op)
+        return when == "backward" and self.problem.cyclic and in_host and not self.uses_disk and not self._earlier(op)
 
     def _forward_ops(self, computes: Sequence[int]) -> int:
         """How many ops the step begins with before any of backward."""
