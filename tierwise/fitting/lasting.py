@@ -13,7 +13,7 @@ from torch import nn
 
 from ..errors import OutOfHostMemory
 from ..execute.below import Below
-from ..execute.host_pool import HostPool
+from ..execute.host_pool import HostPool, available_host_bytes
 from ..execute.session import Session
 from ..execute.states import States
 from ..execute.states.gradients import LEAVING_BYTES
@@ -26,6 +26,7 @@ from ..ir import ON_DEVICE, Placement, Program
 PASSING_SHARE = 50  # of the budget, one part in so many for gradients that leave, and for state that is streamed
 HELD_SHARE = 10  # of the budget, one part in so many for gradients whose updates are under way during backward
 MOST_UNITS_IN_FLIGHT = 4
+ROOMY_SHARE = 0.85  # of the host memory that is available: state that takes less leaves room for all gradients
 MOST_CHUNKS = 16  # that a module's state is cut into, if there is room for larger ones: each is issued by a thread that shares Python's lock
 TORCHS_ROWS = 2  # state of an element without a master: so many of the parameter's own type
 
@@ -75,8 +76,8 @@ class Lasting:
         )  # fmt: skip
         states, left = make(), self._below.host_left_bytes
         needs = states.needs()
-        fits = left is None or needs.host_bytes + needs.parameter_host_bytes <= left + self._reserved[0]
-        return states if fits else make(gradient_blocks=in_flight + 1)
+        room = (int(available_host_bytes() * ROOMY_SHARE) if left is None else left) + self._reserved[0]
+        return states if needs.host_bytes + needs.parameter_host_bytes <= room else make(gradient_blocks=in_flight + 1)
 
     def _stream_chunk_elements(self, placements: Mapping[str, Placement]) -> int:
         """Of state that passes through the device: what the link likes, more where a module would come in very many, within the room for it."""
