@@ -95,3 +95,19 @@ def test_a_plan_that_cannot_be_tighter_is_as_tight_as_it_can():
         device.cap(None)
         model(**given).backward()
         assert plan_of(model).peak_bytes < 0.7 * (1 << 20)
+
+
+def test_memory_full_of_holes_makes_the_next_plan_tighter_twice_at_most(monkeypatch, caplog):
+    """An allocator that gives memory back and takes it again in three steps running; one that does so now and then is left alone."""
+    model, given, device = tower(), batch(1), NullDevice(1 << 30)
+    counts = iter([0, 1, 2, 2, 3, 4, 5, *range(6, 40)])
+    monkeypatch.setattr(device, "giving_back_count", lambda: next(counts))
+    peaks = []
+    with fitting(model, budget="2MiB", device=device) as found, caplog.at_level(logging.WARNING, "tierwise"):
+        for _ in range(16):
+            model(**given).backward()
+            peaks.append((found._tightened_bytes, plan_of(model).peak_bytes <= (2 << 20) - found._tightened_bytes))
+    tightened = int(0.03 * (2 << 20))
+    assert [nbytes for nbytes, _ in peaks] == [0] * 5 + [tightened] * 3 + [2 * tightened] * 8
+    assert all(fits for _, fits in peaks)
+    assert sum("full of holes" in record.getMessage() for record in caplog.records) == 2

@@ -109,6 +109,10 @@ class Device(ABC):
     def out_of_memory_count(self) -> int:
         """How often an allocation was refused so far."""
 
+    def giving_back_count(self) -> int:
+        """How often an allocation found no room until unused memory was given back: that waits for all work of the device, copies included."""
+        return 0
+
     @abstractmethod
     def moment(self, direction: Direction | None = None, *, after: Sequence[Event] = ()) -> Moment:
         """This point of compute, or of a lane when `after` has happened, for measurements."""
@@ -241,6 +245,9 @@ class CudaDevice(Device):
 
     def out_of_memory_count(self) -> int:
         return int(torch.cuda.memory_stats_as_nested_dict(self.torch_device).get("num_ooms", 0))
+
+    def giving_back_count(self) -> int:
+        return int(torch.cuda.memory_stats_as_nested_dict(self.torch_device).get("num_alloc_retries", 0))
 
     def moment(self, direction: Direction | None = None, *, after: Sequence[Event] = ()) -> Moment:
         stream = torch.cuda.current_stream(self.torch_device) if direction is None else self._streams[direction]

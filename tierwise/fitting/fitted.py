@@ -50,6 +50,8 @@ LEARNS_ON = {"cuda"}  # the null device's times are guesses, and nobody's concer
 AGAIN_SECONDS = 3.0  # of planning in the middle of a training
 WORTH_PLANNING = 0.01  # of the budget: what is gained by planning again
 LEAST_TIGHTENING = 0.03  # of the budget: what a plan that ran out of memory is made tighter by, at least
+MOST_TIGHTENINGS = 2  # since memory is full of holes
+HOLES_SHARE = 0.03  # of the budget, that stays free where parameters come and go between activations
 _log = logging.getLogger("tierwise")
 
 
@@ -99,6 +101,9 @@ class Fitted:
         self._menus: dict[Any, PreparedMenu] = {}
         self._codes: dict[Any, RegionCode] = {}
         self._tightened_bytes = 0
+        self._given_back = device.giving_back_count()
+        self._steps_that_gave_back = 0  # one after the other
+        self._tightenings = 0
         self._planned_again = False
         self._trials: dict[Any, Trials] = {}  # by shape
         self._runs: dict[int, int] = {}  # steps by a plan
@@ -266,7 +271,14 @@ class Fitted:
     def _learn(self) -> None:
         """After a step that ran out of memory although its plan fits, plan with less."""
         shortages, self.session.shortages = self.session.shortages, []
-        if self.current is None or not (shortages or self.device.out_of_memory_count() > self._refusals):
+        given_back, before = self.device.giving_back_count(), self._given_back
+        self._given_back, self._steps_that_gave_back = given_back, self._steps_that_gave_back + 1 if given_back > before else 0
+        if self.current is None:
+            return
+        if self._steps_that_gave_back >= TIMED_STEPS and not shortages and self._tightenings < MOST_TIGHTENINGS:
+            self._tighten(int(LEAST_TIGHTENING * self.settings.budget_bytes))
+            return
+        if not (shortages or self.device.out_of_memory_count() > self._refusals):
             return
         # It does fit into what was allocated when no more was to be had, and in any case not into what was predicted.
         aside, least = self.current.aside_bytes, int(LEAST_TIGHTENING * self.settings.budget_bytes)
@@ -275,6 +287,18 @@ class Fitted:
         self.plans.clear()
         self._trials.clear()
         _log.warning("a step ran out of memory although its plan fits; from now on steps are planned for %s", format_bytes(room + aside))
+
+    def _tighten(self, nbytes: int) -> None:
+        """Memory is too full of holes for this plan."""
+        self._steps_that_gave_back = 0
+        self._tightenings += 1
+        self._tightened_bytes += nbytes
+        self.plans.clear()
+        self._trials.clear()
+        _log.warning(
+            "every step waits for memory to be given back, which is too full of holes: planned again with %s less",
+            format_bytes(self._tightened_bytes),
+        )
 
     def _account(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """What was made before this step is memory of the device, too; only a device that cannot see that itself has to be told."""
@@ -332,6 +356,12 @@ class Fitted:
         self, prepared: PreparedMenu, tightened_bytes: int, seconds: float, *, fixed: Mapping[str, Placement] | None, may_move: bool = True
     ) -> Plan:
         aside = self.machine.device.library_bytes + self._other_bytes(prepared)
+        holes = int(HOLES_SHARE * self.settings.budget_bytes)
+
+        def takes(states: Mapping[str, Placement]) -> tuple[int, int]:
+            passing, host = self.lasting.takes(states)
+            return passing + holes, host
+
         room = int(self.settings.budget_bytes * PLANNED_SHARE) - aside - tightened_bytes
         menu = self._with_host(with_budget(prepared.menu, max(1, room)))
         tiers = tuple(tier for tier in ("dram", "nvme") if tier == "dram" or self.settings.nvme)
@@ -339,7 +369,7 @@ class Fitted:
             with self.session.suspended():
                 prepared, program = program_for(
                     replace(prepared, menu=menu), self.settings.policy, tiers, self.model, self.device,
-                    compile=self.settings.compile, update=self.settings.update, fixed=fixed, takes=self.lasting.takes,
+                    compile=self.settings.compile, update=self.settings.update, fixed=fixed, takes=takes,
                     saved=self.settings.plan if not self.plans and not tightened_bytes else None, plan_seconds=seconds,
                     progress=self._progress,
                 )  # fmt: skip

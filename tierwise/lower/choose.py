@@ -49,6 +49,11 @@ def keep_everything(menu: Menu) -> Program:
     return Program(_every_call(menu, 0), "keep_all")
 
 
+def recompute_everything(menu: Menu) -> Program:
+    """Every call with the choice that saves the least."""
+    return Program(_every_call(menu, -1), "recomputed")
+
+
 def _every_call(menu: Menu, which: int) -> dict[int, CallPlan]:
     """With the choice of this number: 0 saves the most, -1 the least."""
     return {call.id: CallPlan(menu.choices[call.region][which].name) for call in menu.problem.graph.calls if call.region in menu.choices}

@@ -10,8 +10,10 @@ near the best is. Two resources decide: a cpu that updates, and a link that carr
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NoReturn
 
 from ..errors import InfeasibleBudget, InvalidSchedule, OverCapacity
@@ -19,7 +21,7 @@ from ..ir import Menu, Phase, Placement, Problem, check_schedule, peak_bytes
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
 from .bound import Bound, least_seconds
-from .choose import FEW_IMAGES, IMAGES, Chosen, choose, keep_everything, keeping_everything, predicted, with_budget
+from .choose import FEW_IMAGES, IMAGES, Chosen, choose, hull, keep_everything, keeping_everything, predicted, recompute_everything, with_budget
 from .compact import compact
 from .image import image
 from .splits import Split, Splits
@@ -40,6 +42,7 @@ NEAR = 1.02  # of what no plan could beat: what is left to gain is not worth loo
 LEAST_OF_THE_LINK = 0.02  # of its rate, where updates have it for themselves
 EXCHANGES = (-2, -1, 1, 2)  # numbers of units whose state stays instead of parameters, and of those that are updated elsewhere
 DETAILED, FINALISTS = 1.03, 4  # of the best plan's time, and how many: what is looked at in detail
+LOOKS_SHARE, LOOKED_AT = 0.35, 5  # of the time for quick looks at splits; and how many of the best by these are planned
 BOTH = (False, True)  # activations stay or are made again; or some are sent, too
 
 
@@ -89,6 +92,17 @@ def _explained(menu: Menu, chosen: Chosen, update: str) -> Chosen:
     )
 
 
+def _gains(menu: Menu) -> list[tuple[float, int]]:
+    """Seconds that all calls of a class save by the next larger choice, and its bytes: what is worth most first."""
+    calls = Counter(call.region for call in menu.problem.graph.calls)
+    found = []
+    for region, choices in menu.choices.items():
+        for more, less in pairwise(hull(choices)):
+            gain = less.forward_seconds + less.backward_seconds - more.forward_seconds - more.backward_seconds
+            found.append((calls[region] * gain, calls[region] * (more.saved_bytes - less.saved_bytes)))
+    return sorted(((gain, size) for gain, size in found if gain > 0), key=lambda one: -one[0] / max(1, one[1]))
+
+
 class _Search:
     def __init__(
         self,
@@ -118,6 +132,9 @@ class _Search:
         self.busy = shared(menu.problem)  # the machine while both update
         self.may_hold = update == "after" and any((h.update, h.gradients) == ("streamed", "device") for homes in menu.homes.values() for h in homes)
         self.balance = self._balance()
+        self.looks: dict[Split, float] = {}
+        self.recomputed = recompute_everything(menu)
+        self.gains = _gains(menu)
 
     def _balance(self) -> float:
         """The share of updates that go through the device when the cpu and the link are done with theirs at the same time."""
@@ -142,6 +159,7 @@ class _Search:
         least, promising = self._promising()
         if alone is not None and alone.seconds * WORTH_IT <= least * OUT_OF_REACH:
             return self._closer(alone)
+        promising = self._looked_at(promising)[:LOOKED_AT] or promising
         for split in promising:
             if self._try(split, (False,)) is None and split.held:
                 self._try(replace(split, held=0.0), (False,))
@@ -188,6 +206,54 @@ class _Search:
             *[split for split in best if not split.parameters][:FIRST_SPLITS],
             *[split for split in best if split.parameters][: FIRST_SPLITS // 2],
         ]
+
+    def _looked_at(self, seeds: Sequence[Split]) -> list[Split]:
+        """What a quick look at these and at what is near them finds, the best first."""
+        count, until = len(self.units), self.began + LOOKS_SHARE * (self.deadline - self.began)
+        first = Split(max(0, count - 2), 0, self.balance, float(self.may_hold))  # the units that the next step begins with stay
+        for seed in (*seeds, *(replace(first, parameters=round(share * first.state)) for share in HALVES)):
+            self._look(seed)
+        while time.monotonic() < until and (split := min(self.looks, key=self.looks.__getitem__, default=None)) is not None:
+            for change in (-4, -2, -1, 1, 2, 4):
+                near = [
+                    replace(split, state=split.state + change, parameters=min(split.parameters, max(0, split.state + change))),
+                    replace(split, parameters=split.parameters + change),
+                    replace(split, streamed=split.streamed + change / count),
+                    replace(split, state=split.state - change, parameters=split.parameters + 6 * change),
+                    replace(split, held=split.held + change / 8) if self.may_hold else split,
+                ]
+                for one in near:
+                    if 0 <= one.parameters <= one.state <= count and 0 <= one.streamed <= 1 and 0 <= one.held <= 1 and time.monotonic() < until:
+                        self._look(one)
+            if min(self.looks, key=self.looks.__getitem__) == split:
+                break
+        return sorted((split for split, seconds in self.looks.items() if seconds < float("inf")), key=self.looks.__getitem__)
+
+    def _look(self, split: Split) -> None:
+        """A step with every call recomputed, less about what would be saved by what there is room for."""
+        if split in self.looks:
+            return
+        self.looks[split] = float("inf")
+        states = self.splits.states(split)
+        passing, host = self.takes(states) if states else (0, 0)
+        if not states or host > self.host_bytes:
+            return
+        made = image(self.menu, replace(self.recomputed, states=states, update=self.update))
+        peak = peak_bytes(made.problem, made.schedule)[made.problem.device_tier]
+        room = self.menu.problem.budget_bytes - passing - peak
+        if room >= 0:
+            self.looks[split] = simulate(made.problem.with_budget(self.menu.problem.budget_bytes), made.schedule).seconds - self._saved_in(room)
+
+    def _saved_in(self, nbytes: float) -> float:
+        """Seconds of recomputation that so much memory saves, by half: where compute waits for updates they count for little."""
+        seconds = 0.0
+        for gain, size in self.gains:
+            part = min(1.0, nbytes / size) if size else 1.0
+            seconds += part * gain
+            nbytes -= part * size
+            if nbytes <= 0:
+                break
+        return seconds / 2
 
     def _besides_bytes(self) -> int:
         """What a call of a region takes while it runs, at least, and what updates take all the time: more than the linear program knows of."""
