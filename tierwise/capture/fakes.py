@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -33,7 +34,8 @@ class Fakes:
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
-        self._storages: dict[int, UntypedStorage] = {}
+        self._storages: dict[tuple[int, int], UntypedStorage] = {}  # by storage, and where in it: parts that nobody else touches are storages
+        self._parts: dict[int, tuple[int, int]] = {}  # by tensor: first byte and bytes of such a part
         self._tensors: dict[int, torch.Tensor] = {}
         self._seen: list[torch.Tensor] = []  # an id is only good while its tensor lives
 
@@ -42,10 +44,12 @@ class Fakes:
             return known
         _refuse_exotic(tensor, name)
         source = tensor.untyped_storage()
-        storage = self._storages.get(source._cdata)
+        first, nbytes = self._parts.get(id(tensor), (0, source.nbytes()))
+        storage = self._storages.get((source._cdata, first))
         if storage is None:
-            storage = self._storages[source._cdata] = meta_storage(source.nbytes())
-        made: torch.Tensor = fake_from_parts(self.mode, storage, int(tensor.storage_offset()), tensor.size(), tensor.stride(), tensor.dtype)
+            storage = self._storages[source._cdata, first] = meta_storage(nbytes)
+        offset = int(tensor.storage_offset()) - first // tensor.element_size()
+        made: torch.Tensor = fake_from_parts(self.mode, storage, offset, tensor.size(), tensor.stride(), tensor.dtype)
         if isinstance(tensor, nn.Parameter):
             made = nn.Parameter(made, requires_grad=tensor.requires_grad)
         elif tensor.requires_grad:
@@ -61,6 +65,7 @@ class Fakes:
     def of_module(self, model: nn.Module) -> nn.Module:
         """A copy of the module on fake tensors."""
         memo: dict[int, Any] = {}
+        self._parts |= _parts(model)
         for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
             memo[id(tensor)] = self.of(tensor, name)
         try:
@@ -101,6 +106,24 @@ class _CopiedAsFake(TorchFunctionMode):
             memo[id(tensor)] = self.fakes.of(tensor, "a tensor attribute")
             return memo[id(tensor)]
         return func(*args, **(kwargs or {}))
+
+
+def _parts(model: nn.Module) -> dict[int, tuple[int, int]]:
+    """By parameter, its part of a storage that it shares with others, where all have parts of their own: first byte, and bytes. What lies there side
+    by side, as parameters that live elsewhere do, is captured as it would be apart."""
+    sharing: dict[int, dict[int, tuple[int, int]]] = {}
+    for parameter in model.parameters():
+        size = parameter.element_size()
+        extent = (
+            1 + sum((length - 1) * stride for length, stride in zip(parameter.size(), parameter.stride(), strict=True)) if parameter.numel() else 0
+        )
+        sharing.setdefault(parameter.untyped_storage()._cdata, {})[id(parameter)] = int(parameter.storage_offset()) * size, extent * size
+    found: dict[int, tuple[int, int]] = {}
+    for parts in sharing.values():
+        ranges = sorted(set(parts.values()))
+        if len(ranges) > 1 and all(first + nbytes <= following for (first, nbytes), (following, _) in pairwise(ranges)):
+            found |= parts
+    return found
 
 
 def _refuse_exotic(tensor: torch.Tensor, name: str) -> None:

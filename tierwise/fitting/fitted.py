@@ -353,10 +353,11 @@ class Fitted:
         return plan
 
     def _planned(
-        self, prepared: PreparedMenu, tightened_bytes: int, seconds: float, *, fixed: Mapping[str, Placement] | None, may_move: bool = True
-    ) -> Plan:
+        self, prepared: PreparedMenu, tightened_bytes: int, seconds: float, *, fixed: Mapping[str, Placement] | None, may_move: bool = True,
+        holes_share: float = HOLES_SHARE,
+    ) -> Plan:  # fmt: skip
         aside = self.machine.device.library_bytes + self._other_bytes(prepared)
-        holes = int(HOLES_SHARE * self.settings.budget_bytes)
+        holes = int(holes_share * self.settings.budget_bytes)
 
         def takes(states: Mapping[str, Placement]) -> tuple[int, int]:
             passing, host = self.lasting.takes(states)
@@ -376,6 +377,8 @@ class Fitted:
             passing, _ = self.lasting.takes(program.states) if program.states else (0, 0)
             aside, menu = aside + passing, with_budget(prepared.menu, max(1, room - passing))
         except InfeasibleBudget as error:
+            if holes and (menu.homes or fixed):  # rather a plan with none to spare
+                return self._planned(prepared, tightened_bytes, seconds, fixed=fixed, may_move=may_move, holes_share=0.0)
             if fixed is not None and not may_move:
                 raise
             if fixed is not None:  # lasting state has to move again; plans of other shapes are made anew around it

@@ -62,7 +62,8 @@ class Lasting:
         return self._session.states
 
     def takes(self, states: Mapping[str, Placement]) -> tuple[int, int]:
-        """What updates and gradients on their way hold on the device, beyond what they read and write there; and all of it in host memory."""
+        """What updates and gradients on their way out hold on the device, beyond what they read and write there; and all of it in host memory.
+        Gradients that wait there for updates are in the plan itself."""
         needs = self._states(_away(states)).needs()
         return needs.staging_bytes + needs.leaving_bytes, needs.host_bytes + needs.parameter_host_bytes
 

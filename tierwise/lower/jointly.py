@@ -133,6 +133,8 @@ class _Search:
         self.may_hold = update == "after" and any((h.update, h.gradients) == ("streamed", "device") for homes in menu.homes.values() for h in homes)
         self.balance = self._balance()
         self.looks: dict[Split, float] = {}
+        parameter_bytes = sum(unit.parameter_bytes for unit in units)
+        self.exchange = round(sum(unit.state_bytes for unit in units) / parameter_bytes) if parameter_bytes else 0  # parameters for one unit's state
         self.recomputed = recompute_everything(menu)
         self.gains = _gains(menu)
 
@@ -208,26 +210,34 @@ class _Search:
         ]
 
     def _looked_at(self, seeds: Sequence[Split]) -> list[Split]:
-        """What a quick look at these and at what is near them finds, the best first."""
-        count, until = len(self.units), self.began + LOOKS_SHARE * (self.deadline - self.began)
-        first = Split(max(0, count - 2), 0, self.balance, float(self.may_hold))  # the units that the next step begins with stay
-        for seed in (*seeds, *(replace(first, parameters=round(share * first.state)) for share in HALVES)):
+        """What a quick look at these and at what is near the best of them finds, the best first."""
+        until = self.began + LOOKS_SHARE * (self.deadline - self.began)
+        first = Split(max(0, len(self.units) - 2), 0, 0.0, float(self.may_hold))  # the units that the next step begins with stay
+        shares = (0.0, self.balance / 2, self.balance)
+        for seed in (*(replace(first, parameters=round(share * first.state), streamed=streamed) for share in HALVES for streamed in shares), *seeds):
             self._look(seed)
-        while time.monotonic() < until and (split := min(self.looks, key=self.looks.__getitem__, default=None)) is not None:
-            for change in (-4, -2, -1, 1, 2, 4):
-                near = [
-                    replace(split, state=split.state + change, parameters=min(split.parameters, max(0, split.state + change))),
-                    replace(split, parameters=split.parameters + change),
-                    replace(split, streamed=split.streamed + change / count),
-                    replace(split, state=split.state - change, parameters=split.parameters + 6 * change),
-                    replace(split, held=split.held + change / 8) if self.may_hold else split,
-                ]
-                for one in near:
-                    if 0 <= one.parameters <= one.state <= count and 0 <= one.streamed <= 1 and 0 <= one.held <= 1 and time.monotonic() < until:
-                        self._look(one)
-            if min(self.looks, key=self.looks.__getitem__) == split:
-                break
+        best = min(self.looks, key=self.looks.__getitem__)
+        left = self._near(best)
+        while left and time.monotonic() < until:
+            split = left.pop(0)
+            self._look(split)
+            if self.looks[split] < self.looks[best]:
+                best, left = split, [near for near in self._near(split) if near not in self.looks]
         return sorted((split for split, seconds in self.looks.items() if seconds < float("inf")), key=self.looks.__getitem__)
+
+    def _near(self, split: Split) -> list[Split]:
+        """Large changes before small ones."""
+        count, found = len(self.units), []
+        for change in (-4, 4, -2, 2, -1, 1):
+            found += [
+                replace(split, streamed=split.streamed + change / count),
+                replace(split, parameters=split.parameters + change),
+                replace(split, state=split.state + change, parameters=min(split.parameters, max(0, split.state + change))),
+                replace(split, state=split.state - change, parameters=split.parameters + self.exchange * change),
+            ]
+            if self.may_hold:
+                found.append(replace(split, held=split.held + change / 8))
+        return [one for one in found if 0 <= one.parameters <= one.state <= count and 0 <= one.streamed <= 1 and 0 <= one.held <= 1]
 
     def _look(self, split: Split) -> None:
         """A step with every call recomputed, less about what would be saved by what there is room for."""
@@ -336,13 +346,11 @@ class _Search:
         """Ever better exchanges that leave the device as full as it is: parameters that leave for state that stays, or the other way round, and other
         shares of streamed updates. Each with the activations of the best, and the best of them with its own."""
         count = len(self.units)
-        parameter_bytes = sum(unit.parameter_bytes for unit in self.units)
-        weight = round(sum(unit.state_bytes for unit in self.units) / parameter_bytes) if parameter_bytes else 0
         while time.monotonic() < self.deadline:
             found = self._best()
             assert found is not None
             split, best = found
-            near = [Split(split.state - change, split.parameters + weight * change, split.streamed, split.held) for change in EXCHANGES]
+            near = [Split(split.state - change, split.parameters + self.exchange * change, split.streamed, split.held) for change in EXCHANGES]
             near += [replace(split, streamed=split.streamed + change / count) for change in EXCHANGES]
             fitting = [one for one in near if 0 <= one.parameters <= one.state <= count and 0 <= one.streamed <= 1]
             seconds = {one: chosen.seconds for one in fitting if (chosen := self._with_activations_of(one, best)) is not None}

@@ -54,7 +54,8 @@ class Splits:
         held = {*passing[: round(split.held * len(passing))]}
         for place in leaving:
             unit = self.units[place]
-            options = self.menu.homes[unit.path]
+            # Of an update without state, as plain SGD's, nothing leaves unless its parameters do.
+            options = [option for option in self.menu.homes[unit.path] if unit.state_bytes or option.parameters != "device" or option == ON_DEVICE]
             updates = ("streamed", "cpu") if streams[place] else ("cpu", "streamed")
             waits = ("device", "host") if place in held else ("host", "device")
             chosen = self._fitting(options, updates, ("host", "nvme") if place in away else ("device",), waits, unit, room)

@@ -282,6 +282,7 @@ class _Away:
         row: dict[str, list[int]] = {}  # updates of each processor
         complete: dict[int, list[Piece]] = {}  # the op that makes the last of what an update needs
         results: dict[int, Piece] = {}
+        staying: dict[int, list[Step]] = {}  # gradients of updates through the device, by the op after which they are complete
         behind: dict[str, dict[int, list[Piece]]] = {}  # of each processor, updates by the op after which they can run
         pieces = [*device, *following, *listed, *more]
         for op in order:
@@ -296,8 +297,9 @@ class _Away:
             fetch = piece(f"{on}, state", self._fetch_state(op, iteration), [*shared, *(before if op not in ranks else [])])
             left = [leaving[s] for s in self.graph.ops[op].reads if s in leaving] if when == "backward" else []
             gradients = self._take_gradients(op, iteration)
-            if when == "backward" and not left:  # whoever runs updates counts those that wait for them
-                self.after.setdefault(computes[count - 1], []).extend(gradients)
+            if when == "backward" and not left:  # they stay until backward waits for their update
+                self.after.setdefault(computes[count - 1], []).extend(step for step in gradients if isinstance(step, Copy))
+                staying.setdefault(count, []).extend(step for step in gradients if isinstance(step, Free))
                 gradients = []
             late = piece(f"{on}, late", [*self._fetch_parameters(op, iteration), *gradients], [*shared, *complete[op], *left])
             by_rank = BY_RANK if op in ranks else ""
@@ -316,6 +318,10 @@ class _Away:
                 device[number].after += [results[op] for op in ops]
             elif number < len(following):
                 following[number].after += [results[op] for op in ops]
+        places = list(staying)
+        for place, count in enumerate(places):
+            until = places[place + IN_FLIGHT] if place + IN_FLIGHT < len(places) else len(computes)
+            self.after.setdefault(computes[until - 1], []).extend(staying[count])
         wanted = {id(results[op]): number for number, ops in needed.items() for op in ops if self._is_elsewhere(op)}
         for one in in_time(pieces):
             if one.row != ON_DEVICE and not one.row.startswith(LISTED):

@@ -3,12 +3,15 @@ keep up, the one whose parameters are needed first goes first, and those of the 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...errors import CopyFault
 from ..lanes import Event, Lane, Signal, without_frames
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
@@ -52,6 +55,7 @@ class Backlog:
         try:
             chosen.work()
         except BaseException as failure:
+            _log.debug("work on the %s lane failed", self._lane.name, exc_info=True)
             error = without_frames(failure)
         del chosen, ready  # whoever waits for the signal may count on the memory
         signal.fire(error)

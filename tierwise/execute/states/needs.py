@@ -44,7 +44,7 @@ def needs_of(
         for chunk in unit.chunks():
             count = chunk.stop - chunk.start
             if unit.trained and place.state == "host":
-                host += round_up(home.row_count * count * size, ALIGNMENT)
+                host += round_up(max(1, home.row_count * count * size), ALIGNMENT)  # a block is a block, also of no bytes
             elif unit.trained and place.state == "nvme":
                 disk += round_up(home.row_count * count * size, PAGE_BYTES)
                 written += round_up(home.row_count * count * size, PAGE_BYTES)
@@ -61,15 +61,17 @@ def needs_of(
     host += 2 * round_up(max(largest, default=0), ALIGNMENT)  # gradients of another batch, on their way to be added
     leaving = sum(home.unit.nbytes for home in stored if home.unit.trained and home.unit.placement.gradients == "host")
     leaving = min(leaving, leaving_bytes)
+    waiting = 0
     if in_flight is not None:  # gradients that stay are held by updates under way, and by the one that backward fills
         staying = [home.unit.nbytes for home in stored if home.unit.trained and home.unit.placement.update == "streamed" and not home.wants_gradients]
-        leaving += sum(sorted(staying, reverse=True)[:in_flight])
+        waiting = sum(sorted(staying, reverse=True)[:in_flight])
     window = [sum(home.unit.nbytes for home in by_region.get(path, ()) if home.unit.placement.parameters != "device") for path in order]
     # In backward one region is done when the next has begun, and the one after that is already coming.
     span = ahead + 2
     return Needs(
         device_bytes=device + STAGING_BUFFERS * staging_bytes(stored),
         leaving_bytes=leaving,
+        waiting_bytes=waiting,
         host_bytes=host + (SLACK_BYTES if host else 0),
         parameter_host_bytes=parameters,
         nvme_bytes=disk,
