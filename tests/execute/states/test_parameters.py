@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tierwise.errors import BadFile, BadInput
+from tierwise.execute.null_device import NullDevice
 from tierwise.execute.states.guards import is_guarded
+from tierwise.execute.states.moving import Moving
 from tierwise.execute.states.placement import Placement
 from tierwise.execute.states.safetensors import Checkpoint
 
@@ -364,3 +367,18 @@ def test_parameters_that_were_replaced_are_named():
         with pytest.raises(BadInput, match=r"embedding bfloat16 were replaced by others.*call tierwise.release\(model\) before"):
             loss_of(model, 1)
     assert model.embedding.weight.sum() == 0
+
+
+def test_state_for_which_the_device_has_no_room_is_given_back_in_host_memory(monkeypatch, caplog):
+    """A model smaller than the device whose state was larger: what was trained is not lost when it is given back."""
+    model = nn.Linear(4, 4, bias=False)
+    moving = Moving(model, NullDevice(1 << 20), {})
+
+    def full(slot):
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(moving, "origin", full)
+    state = {"step": torch.tensor(3.0), "exp_avg": torch.ones(4, 4)}
+    back = moving.state_back(SimpleNamespace(parameter=model.weight, name="weight"), state)
+    assert torch.equal(back["exp_avg"], state["exp_avg"]) and back["exp_avg"] is not state["exp_avg"] and back["step"] is state["step"]
+    assert "no room for the optimizer's state of weight: it is given back in host memory" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import nn
 from ...errors import BadInput
 from ..device import Device
 from .units import Slot, Unit
+
+_log = logging.getLogger("tierwise")
 
 
 class Moving:
@@ -59,10 +62,14 @@ class Moving:
                 slot.parameter.data = slot.parameter.data.to(self.origin(slot))
 
     def state_back(self, slot: Slot, state: Mapping[str, Any]) -> dict[str, Any]:
-        """A parameter's state beside it, in memory of its own."""
-        place = self.origin(slot)
+        """A parameter's state beside it, in memory of its own; in host memory if the device has no room."""
         moves = {key: key != "step" and isinstance(value, torch.Tensor) for key, value in state.items()}
-        return {key: value.to(place, copy=True) if moves[key] else value for key, value in state.items()}
+        try:
+            place = self.origin(slot)
+            return {key: value.to(place, copy=True) if moves[key] else value for key, value in state.items()}
+        except torch.OutOfMemoryError:
+            _log.warning("the device has no room for the optimizer's state of %s: it is given back in host memory", slot.name)
+            return {key: value.to("cpu", copy=True) if moves[key] else value for key, value in state.items()}
 
     def buffers_back(self) -> None:
         for module, name, place in self._buffers:

@@ -470,6 +470,7 @@ class States:
                     kept = self._ledger.of(home, slot)
                     if kept:
                         self.optimizer.state[slot.parameter] = self._moving.state_back(slot, kept)
+                home.arrays = None  # what was given back is there twice until then
         self._moving.buffers_back()
 
     def _watch(self) -> None:
