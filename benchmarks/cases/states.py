@@ -338,22 +338,22 @@ def _timed(
     step: Callable[[], Any], device: Any, settle: Callable[[], None], given: argparse.Namespace, counter: Callable[[], int] = lambda: 0,
     is_warm: Callable[[], bool] = lambda: True,
 ) -> tuple[dict[str, Any], int]:  # fmt: skip
-    """Steps after warm ones, and how far a counter goes on in one. Steps overlap, so they are timed together: from one moment when nothing is
-    pending, which `settle` brings about, to the next."""
+    """Steps after warm ones, and how far a counter goes on in one. Steps overlap, so they are timed together, on the device's clock: from the end of
+    one backward to that so many steps later, with as much left to be done for the next at either end. `settle` brings it about that nothing is."""
     losses = [float(step()) for _ in range(WARM_UPS)]
     warm_ups = WARM_UPS
     while not is_warm() and warm_ups < MOST_WARM_UPS:  # the loop that is timed below: what learns from it shall learn from the same
         step()
         warm_ups += 1
-    settle()
     device.reset_peak()
-    exposed, counted = device.exposed_seconds(), counter()
-    start = time.perf_counter()
+    exposed, counted, start = device.exposed_seconds(), counter(), device.moment()
     for _ in range(given.steps):
         step()
-    settle()
-    seconds = (time.perf_counter() - start) / given.steps
+    end = device.moment()
+    end.wait()
+    seconds = end.since(start) / given.steps
     memory = device.memory()
+    settle()
     found = {
         "seconds": seconds,
         "peak_bytes": memory.peak_allocated_bytes,
