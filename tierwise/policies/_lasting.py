@@ -13,7 +13,7 @@ import bisect
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from ..ir import Compute, Copy, Free, Op, Phase, Problem, Role, Schedule, Step
 from ._in_time import Piece, over_by
@@ -211,9 +211,12 @@ class _Away:
                 uses_of[storage].append(place)
         # What is updated on the device as backward goes on is there anew by then.
         hurried = {s for op in self.moved if when == "backward" and not self._is_elsewhere(op) for s in self.graph.ops[op].mutates}
+        begins = [0.0, *accumulate(self.problem.seconds(step.op, step.on, step.variant) for step in map(self.steps.__getitem__, computes))]  # type: ignore[union-attr]
         for storage, uses in uses_of.items():
             free_from = 0
-            for stay in _stays(uses, [number[place] for place in uses], self.ahead + 1):
+            # It stays where it would be gone for no longer than it takes to come back.
+            coming = self.problem.machine.copy_seconds(self.graph.storages[storage].nbytes, self.home[storage][0], self.device)
+            for stay in _stays(uses, [number[place] for place in uses], self.ahead + 1, begins, coming):
                 comes = computes[max(number[stay[0]] - self.ahead, free_from)]
                 self.before.setdefault(comes, []).append(Copy(storage, self.home[storage][0], self.device))
                 last = number[stay[1]]
@@ -463,10 +466,10 @@ class _Away:
 _GONE = Free(-1, "")  # a step that the schedule had and this one has not
 
 
-def _stays(places: Sequence[int], numbers: Sequence[int], gap: int) -> list[tuple[int, int]]:
-    """Uses that follow each other within so many computes are one stay; (first place, last place) of each."""
+def _stays(places: Sequence[int], numbers: Sequence[int], gap: int, begins: Sequence[float], gap_seconds: float) -> list[tuple[int, int]]:
+    """Uses that follow each other within so many computes, or so many seconds, are one stay; (first place, last place) of each."""
     if not places:
         return []
-    cuts = [count + 1 for count, (one, other) in enumerate(pairwise(numbers)) if other - one > gap]
+    cuts = [count + 1 for count, (one, other) in enumerate(pairwise(numbers)) if other - one > gap and begins[other] - begins[one + 1] > gap_seconds]
     starts, stops = [0, *cuts], [*cuts, len(places)]
     return [(places[start], places[stop - 1]) for start, stop in zip(starts, stops, strict=True)]
