@@ -1,12 +1,13 @@
 """Lasting state away from the device: a Llama-shaped model of 3.2B, 8 × 2048 tokens, fp32 masters and moments, against everything on the device.
 
-Four parts, each with a file: eager with checkpointing, as the peers' setting; with compiled blocks; a model of 7B; and state on disk. Head and loss
-in pieces of one sequence, in every row of ours. One process for rows of one kind, since locking host memory takes longer than the steps; printed as
-they come. `ratio` is to "everything on the device" with the same compute; "bits": whether losses equal that row's. "State alone": placed by hand,
-every block checkpointed, beside plans of both in one budget; activations alone fit into none of these.
+Five parts, each with a file: eager with checkpointing, the peers' setting, updates in backward; after it, with clipping, eager and compiled; with
+compiled blocks; a model of 7B; and state on disk. Head and loss in pieces of one sequence, in every row of ours. One process for rows of one kind,
+since locking host memory takes longer than the steps; printed as they come. `ratio` is to "everything on the device" with the same compute; "bits":
+whether losses equal that row's, which they need not: attention's gradients are not the same twice. "State alone": placed by hand, every block
+checkpointed, beside plans of both in one budget; activations alone fit into none of these.
 
     python -m benchmarks states:compiled --machine h200
-    python -m benchmarks.cases.states eager --machine h200 --cap --peers DIR     # with the rows of DIR/states.py, one process each
+    python -m benchmarks.cases.states eager --machine h200 --cap --peers DIR   # with the rows of DIR/states.py, one process each
     python -m benchmarks.cases.states compiled --ways "state alone, 16 GB" --cpu-share 0.6 --threads 14
     python -m benchmarks.cases.states eager --device cpu --layers 2 --hidden 32 --heads 2 --batch 2 --seq 16 --vocab 64 --steps 1
 """
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ NEEDS = "cuda"
 BASELINE = "everything on the device"
 SHAPE = {"layers": 26, "hidden": 3072, "heads": 24, "batch": 8, "seq": 2048, "vocab": 32000}
 LARGE = {"layers": 32, "hidden": 4096, "heads": 32, "batch": 4, "seq": 2048, "vocab": 32000}
-PARTS = ("eager", "compiled", "7b", "disk")
+PARTS = ("eager", "after", "compiled", "7b", "disk")
 PEERS = ("gpu", "torchao", "fsdp2", "zero2", "zero3")
 WARM_UPS = 2
 MOST_WARM_UPS = 19  # of rows by fit: by then a plan is not made again with what was measured any more
@@ -60,7 +61,9 @@ class Way:
 
     @property
     def part(self) -> str:
-        return "disk" if self.state == "nvme" else "7b" if self.shape == "7B" else "compiled" if self.compiled else "eager"
+        if self.state == "nvme":
+            return "disk"
+        return "7b" if self.shape == "7B" else "after" if self.clip else "compiled" if self.compiled else "eager"
 
     @property
     def case(self) -> str:
@@ -89,7 +92,9 @@ def ways() -> list[Way]:
     return [*found, disk, replace(disk, name="6 GB, state on disk", away=1.0, cpu_share=1.0, fitted=False)]
 
 
-def run(part: str, *, peers: Path | None = None, only: list[str] | None = None, child: list[str] | None = None) -> Iterator[dict[str, Any]]:
+def run(
+    part: str, *, peers: Path | None = None, only_peers: Sequence[str] = PEERS, only: list[str] | None = None, child: list[str] | None = None
+) -> Iterator[dict[str, Any]]:
     """Rows of a part as they come."""
     rows: list[dict[str, Any]] = []
     cases = {way.case for way in ways() if way.part == part and (only is None or way.name in only)}
@@ -107,7 +112,7 @@ def run(part: str, *, peers: Path | None = None, only: list[str] | None = None, 
             row["bits"] = None if "losses" not in row else "equal" if row["losses"] == expected.get("losses") else "differ"
             print(json.dumps(row), flush=True)
             yield row
-    for name in PEERS if peers is not None and part == "eager" else ():
+    for name in only_peers if peers is not None and part in ("eager", "after") else ():
         ((_, found),) = _in_a_process([sys.executable, str(peers / "states.py"), name], [-1])
         row = {"case": "llama-3.2B, eager, checkpointing, as peers run it", "way": name, "seconds": found.get("step_ms", 0) / 1e3 or None}
         row |= {"peak_bytes": int(found["peak_GB"] * GB)} if "peak_GB" in found else {"outcome": found.get("outcome")}
@@ -185,7 +190,7 @@ def fitted_row(way: Way, given: argparse.Namespace, device: Any) -> dict[str, An
         "written_bytes": written_bytes or None,
         "planned_nvme_bytes": plan.disk_bytes or None,
         "predicted_seconds": plan.predicted.seconds,
-        "predicted_bytes": plan.peak_bytes,
+        "predicted_bytes": plan.predicted_bytes,
         "host_bytes": _resident_bytes() - baseline_bytes,
         "planned_host_bytes": plan.host_bytes,
         "ready_seconds": ready_seconds,
@@ -434,6 +439,7 @@ def main() -> None:
     parser.add_argument("part", nargs="?", choices=PARTS, help="which part to run")
     parser.add_argument("--machine", help="what to call this machine; without it nothing is written")
     parser.add_argument("--peers", type=Path, help="a folder with states.py, which runs what people use today")
+    parser.add_argument("--only-peers", nargs="*", choices=PEERS, default=PEERS, metavar="NAME", help=f"of {', '.join(PEERS)}")
     parser.add_argument("--ways", nargs="*", help="only these rows, and those they are compared with")
     parser.add_argument("--rows", help="numbers of rows, to run here and print")
     parser.add_argument("--device", default="cuda")
@@ -456,7 +462,7 @@ def main() -> None:
             child.append(f"--{name.replace('_', '-')}={getattr(given, name)}")
     if given.part is None:
         parser.error(f"name a part: {', '.join(PARTS)}")
-    found = run(given.part, peers=given.peers, only=given.ways, child=child)
+    found = run(given.part, peers=given.peers, only_peers=given.only_peers, only=given.ways, child=child)
     if given.machine:
         command = "python -m benchmarks.cases.states " + " ".join(sys.argv[1:])
         print("wrote", results.write_as_they_come(f"states-{given.part}", found, machine=given.machine, command=command, baseline=BASELINE))

@@ -109,6 +109,13 @@ class Below:
                 self._close_pools()
             self._add(host_bytes - sum(pool.nbytes for pool in self._pools))
 
+    def trim(self, host_bytes: int) -> None:
+        """Have no more than so much of host memory for what is sent away, if nothing is there now."""
+        if sum(pool.nbytes for pool in self._pools) > round_up(host_bytes, PAGE_BYTES) and not self.used_bytes:
+            self.copies.settle()
+            self._close_pools()
+            self.provide(host_bytes, 0)
+
     def place(self, nbytes: int) -> tuple[HostPool, Block]:
         """A block in the first slab that has room, else in a new one."""
         for pool in self._pools:

@@ -106,6 +106,7 @@ class Fitted:
         self._tightenings = 0
         self._planned_again = False
         self._trials: dict[Any, Trials] = {}  # by shape
+        self._has_plans_left_behind = False
         self._runs: dict[int, int] = {}  # steps by a plan
         self._refusals = device.out_of_memory_count()
         self._verified: set[Any] = set()
@@ -193,6 +194,9 @@ class Fitted:
             return None
         plan = self.prepare(args, kwargs)
         self.below.provide(plan.host_slab_bytes, plan.disk_bytes)
+        if self._has_plans_left_behind and self.is_settled:  # what they had in host memory was more than is needed now, maybe
+            self.below.trim(max(plan.host_slab_bytes for plan in self.plans.values()))
+            self._has_plans_left_behind = False
         self.session.copies = self.below.copies
         self._account(args, kwargs)
         if self.session.last is not None and self.session.last.waits_for_backward:
@@ -253,6 +257,7 @@ class Fitted:
             self.meter.record_next = run == looks_at
             return
         del self.plans[key]
+        self._has_plans_left_behind = True
         go_on = trials.look(plan, seconds, measured, lambda other: self._fixed() is None or not self.lasting.differs(other.program))
         if go_on is not None:
             self.plans[key] = go_on
@@ -374,7 +379,7 @@ class Fitted:
                     saved=self.settings.plan if not self.plans and not tightened_bytes else None, plan_seconds=seconds,
                     progress=self._progress,
                 )  # fmt: skip
-            passing, _ = self.lasting.takes(program.states) if program.states else (0, 0)
+            passing, state_host_bytes = self.lasting.takes(program.states) if program.states else (0, 0)
             aside, menu = aside + passing, with_budget(prepared.menu, max(1, room - passing))
         except InfeasibleBudget as error:
             if holes and (menu.homes or fixed):  # rather a plan with none to spare
@@ -420,6 +425,7 @@ class Fitted:
             notes=(*words_of(program.states, program.update), *prepared.notes),
             kept=kept(prepared, program.calls),
             holds_output=self._holds_output,
+            state_host_bytes=state_host_bytes,
         )
 
     @property

@@ -39,6 +39,7 @@ class Plan:
     notes: tuple[str, ...]
     corrections: int = 0  # how many times it was made again with what was measured
     holds_output: bool = True  # whether the loop holds what the model returns until the step is over
+    state_host_bytes: int = 0  # that lasting state takes in host memory, with the gradients that come there and what passes
     kept: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # module path -> its forward with the choice that saves the most
 
     @property
@@ -47,8 +48,13 @@ class Plan:
         return self.held_bytes[self.image.problem.device_tier] + self.aside_bytes
 
     @property
+    def predicted_bytes(self) -> int:
+        """The peak at the times that are predicted: what a measurement is to be compared with, never more than `peak_bytes`."""
+        return self.predicted.peak_bytes[self.image.problem.device_tier] + self.aside_bytes
+
+    @property
     def host_bytes(self) -> int:
-        return self.held_bytes.get("dram", 0)
+        return self.state_host_bytes + self.sent_bytes.get("dram", 0)
 
     @property
     def disk_bytes(self) -> int:

@@ -143,7 +143,7 @@ def time_option(
 
 def option_key(option: Any, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Everything the times depend on: the graph, what is saved, shapes and types of what goes in, autocast, torch and the processor."""
-    device = _device_of(module, args, kwargs)
+    device = next((tensor.device for tensor in _tensors_of(module, args, kwargs)), torch.device("cpu"))  # parameters may be away just now
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
     cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
     given = [_spec(tensor) for tensor in (*module.parameters(), *module.buffers())], tree_map(_spec, (tuple(args), dict(kwargs)))
@@ -239,12 +239,16 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _device_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
-    for tensor in (*module.parameters(), *module.buffers(), *tree_leaves((tuple(args), dict(kwargs)))):
-        if isinstance(tensor, torch.Tensor):
-            if not has_data(tensor) or tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
-                raise BadInput(f"a {type(module).__name__} whose parameters hold no data cannot be timed; move it to the device it will run on")
-            return tensor.device
+    for tensor in _tensors_of(module, args, kwargs):
+        if not has_data(tensor) or tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
+            raise BadInput(f"a {type(module).__name__} whose parameters hold no data cannot be timed; move it to the device it will run on")
+        return tensor.device
     return torch.device("cpu")
+
+
+def _tensors_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    given = (*module.parameters(), *module.buffers(), *tree_leaves((tuple(args), dict(kwargs))))
+    return (tensor for tensor in given if isinstance(tensor, torch.Tensor))
 
 
 @contextmanager
