@@ -11,7 +11,7 @@ from blocks import ConvBlock, LlamaBlock, example
 from torch import Tensor, nn
 
 from tierwise.errors import BadInput
-from tierwise.profile.options import OptionTimes, is_timed, option_times, time_option
+from tierwise.profile.options import OptionTimes, option_times, time_option
 from tierwise.regions import options
 from tierwise.regions.compiled import compile_option
 from tierwise.regions.joint import describe
@@ -86,16 +86,6 @@ def test_a_call_that_needs_no_gradient():
 def test_a_module_without_data_is_refused():
     with pytest.raises(BadInput, match="Square whose parameters hold no data"):
         time_option(Square.forward, Square(4).to("meta"), (torch.rand(4),))
-
-
-def test_whether_an_option_is_timed_is_known_while_its_parameters_are_away(tmp_path: Path):
-    block = LlamaBlock()
-    x = example(block).requires_grad_()
-    keep, *_ = options(describe(LlamaBlock.forward, block, (x,), compile=False))
-    option_times(LlamaBlock.forward, block, (x,), option=keep, cache=tmp_path / "options.json")
-    for parameter in block.parameters():
-        parameter.untyped_storage().resize_(0)
-    assert is_timed(keep, block, (x,), cache=tmp_path / "options.json")
 
 
 def test_times_are_measured_once_for_each_option_and_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

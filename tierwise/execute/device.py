@@ -113,9 +113,6 @@ class Device(ABC):
         """How often an allocation found no room until unused memory was given back: that waits for all work of the device, copies included."""
         return 0
 
-    def give_back(self) -> None:  # noqa: B027 a device that keeps nothing has nothing to give back
-        """What the allocator keeps and nobody uses, without Python's lock."""
-
     @abstractmethod
     def moment(self, direction: Direction | None = None, *, after: Sequence[Event] = ()) -> Moment:
         """This point of compute, or of a lane when `after` has happened, for measurements."""
@@ -251,9 +248,6 @@ class CudaDevice(Device):
 
     def giving_back_count(self) -> int:
         return int(torch.cuda.memory_stats_as_nested_dict(self.torch_device).get("num_alloc_retries", 0))
-
-    def give_back(self) -> None:
-        torch.cuda.empty_cache()
 
     def moment(self, direction: Direction | None = None, *, after: Sequence[Event] = ()) -> Moment:
         stream = torch.cuda.current_stream(self.torch_device) if direction is None else self._streams[direction]

@@ -22,7 +22,6 @@ from ..errors import BadInput, CannotCapture, OutOfDeviceMemory
 from ..units import format_bytes
 from .copies import Copies
 from .device import Device
-from .holes import Holes
 from .passes import Pass, RegionPlan, RegionRun, Trouble
 from .recording import Recording
 from .states import States
@@ -86,7 +85,6 @@ class Session(Trouble):
         self.shortages: list[Shortage] = []  # since somebody last looked
         self.last: Pass | None = None
         self.recording: Recording | None = None  # of the next pass, then of that one
-        self.holes: Holes | None = None  # in the device's memory, if somebody has them looked after
         self.states: States | None = None  # lasting state with homes of its own, and whose it is by module path
         self._placed: frozenset[str] = frozenset()
         self._before_pass = before_pass
@@ -179,8 +177,6 @@ class Session(Trouble):
             with self.device.accounting(), self._state_at_hand(), _hooks_outside(runner):
                 out = self._root.plain(self.model, *args, **kwargs)
             runner.over()
-            if self.holes is not None:
-                self.holes.close_between_passes()
         except BaseException as error:
             held_bytes = self.device.memory().allocated_bytes
             runner.abandon()
@@ -198,8 +194,6 @@ class Session(Trouble):
         states = self.states
         if states is None or region.name not in self._placed:
             return self._run_region(region, args, kwargs)
-        if self.holes is not None:
-            self.holes.close_within_forward()
         states.before_region_forward(region.name)
         try:
             out = self._run_region(region, args, kwargs)
@@ -242,7 +236,8 @@ class Session(Trouble):
             self.copies.release_sent()
         if self.states is not None:
             self.states.make_room()
-        self.device.give_back()
+        if self.device.torch_device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _give_up(self, error: torch.OutOfMemoryError, held_bytes: int) -> NoReturn:
         """Where nothing can be repeated: one error that says what to do."""

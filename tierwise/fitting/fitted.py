@@ -18,7 +18,6 @@ from .. import policies
 from ..errors import BadInput, InfeasibleBudget, NotExecutable, OverCapacity, UnknownName
 from ..execute.below import Below
 from ..execute.device import Device
-from ..execute.holes import Holes
 from ..execute.session import Plans, Session
 from ..execute.states.gradients import Gradient
 from ..execute.states.torch_compat import without_torch_function
@@ -77,7 +76,6 @@ class Fitted:
         self.machine = limited(machine, settings)
         self.session = Session(model, device, self._before_pass)
         self.session.owner = self
-        self._holes = self.session.holes = Holes(device, settings.budget_bytes)
         self.plans: dict[Any, Plan] = {}
         self.current: Plan | None = None
         self.below = Below(
@@ -194,7 +192,6 @@ class Fitted:
         self._compare()
         if not needs_backward(self._parameters, args, kwargs):
             return None
-        self._holes.close_between_passes()
         plan = self.prepare(args, kwargs)
         self.below.provide(plan.host_slab_bytes, plan.disk_bytes)
         if self._has_plans_left_behind and self.is_settled:  # what they had in host memory was more than is needed now, maybe
@@ -283,11 +280,6 @@ class Fitted:
         self._given_back, self._steps_that_gave_back = given_back, self._steps_that_gave_back + 1 if given_back > before else 0
         if self.current is None:
             return
-        if self._steps_that_gave_back == WARM_STEPS and not self._holes.are_in_the_way:
-            self._holes.are_in_the_way = True
-            self._steps_that_gave_back = 0
-            self._runs.pop(id(self.current), None)  # its steps so far say nothing
-            _log.info("memory is full of holes: what the allocator keeps is given back before forward and before backward from now on")
         if self._steps_that_gave_back >= TIMED_STEPS and not shortages and self._tightenings < MOST_TIGHTENINGS:
             self._tighten(int(LEAST_TIGHTENING * self.settings.budget_bytes))
             return
