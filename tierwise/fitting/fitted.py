@@ -51,7 +51,6 @@ AGAIN_SECONDS = 3.0  # of planning in the middle of a training
 WORTH_PLANNING = 0.01  # of the budget: what is gained by planning again
 LEAST_TIGHTENING = 0.03  # of the budget: what a plan that ran out of memory is made tighter by, at least
 MOST_TIGHTENINGS = 2  # since memory is full of holes
-HOLES_SHARE = 0.03  # of the budget, that stays free where parameters come and go between activations
 _log = logging.getLogger("tierwise")
 
 
@@ -359,14 +358,13 @@ class Fitted:
 
     def _planned(
         self, prepared: PreparedMenu, tightened_bytes: int, seconds: float, *, fixed: Mapping[str, Placement] | None, may_move: bool = True,
-        holes_share: float = HOLES_SHARE,
+        room_for_holes: bool = True,
     ) -> Plan:  # fmt: skip
         aside = self.machine.device.library_bytes + self._other_bytes(prepared)
-        holes = int(holes_share * self.settings.budget_bytes)
 
         def takes(states: Mapping[str, Placement]) -> tuple[int, int]:
             passing, host = self.lasting.takes(states)
-            return passing + holes, host
+            return passing + (self.lasting.holes_bytes(states) if room_for_holes else 0), host
 
         room = int(self.settings.budget_bytes * PLANNED_SHARE) - aside - tightened_bytes
         menu = self._with_host(with_budget(prepared.menu, max(1, room)))
@@ -382,8 +380,8 @@ class Fitted:
             passing, state_host_bytes = self.lasting.takes(program.states) if program.states else (0, 0)
             aside, menu = aside + passing, with_budget(prepared.menu, max(1, room - passing))
         except InfeasibleBudget as error:
-            if holes and (menu.homes or fixed):  # rather a plan with none to spare
-                return self._planned(prepared, tightened_bytes, seconds, fixed=fixed, may_move=may_move, holes_share=0.0)
+            if room_for_holes and (menu.homes or fixed):  # rather a plan with none to spare
+                return self._planned(prepared, tightened_bytes, seconds, fixed=fixed, may_move=may_move, room_for_holes=False)
             if fixed is not None and not may_move:
                 raise
             if fixed is not None:  # lasting state has to move again; plans of other shapes are made anew around it

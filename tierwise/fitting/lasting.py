@@ -26,6 +26,9 @@ from ..ir import ON_DEVICE, Placement, Program
 PASSING_SHARE = 50  # of the budget, one part in so many for gradients that leave, and for state that is streamed
 HELD_SHARE = 10  # of the budget, one part in so many for gradients whose updates are under way during backward
 MOST_UNITS_IN_FLIGHT = 4
+HOLES_UNITS = 5  # the largest module's parameters so many times are what is lost between blocks where they come and go: 0.7 to 1.3 GB of 0.23 each
+HOLES_WAITING = 4  # of gradients that wait until backward is over, between activations, one part in so many
+HOLES_SHARE = 8  # of the budget, one part in so many at most
 ROOMY_SHARE = 0.85  # of the host memory that is available: state that takes less leaves room for all gradients
 MOST_CHUNKS = 16  # that a module's state is cut into, if there is room for larger ones: each is issued by a thread that shares Python's lock
 TORCHS_ROWS = 2  # state of an element without a master: so many of the parameter's own type
@@ -49,7 +52,7 @@ class Lasting:
         # A buffer has state, gradient and parameter of a chunk.
         self._chunk_elements = STREAM_CHUNK_BYTES // state
         self._most_chunk_elements = max(1, share // (STAGING_BUFFERS * (state + 2 * widest)))
-        self._held_bytes = budget_bytes // HELD_SHARE
+        self._held_bytes, self._budget_bytes = budget_bytes // HELD_SHARE, budget_bytes
         self._session, self._below, self._optimizer = session, below, optimizer
         self._masters, self._update = masters, update
         self._pool: HostPool | None = None
@@ -66,6 +69,15 @@ class Lasting:
         Gradients that wait there for updates are in the plan itself."""
         needs = self._states(_away(states)).needs()
         return needs.staging_bytes + needs.leaving_bytes, needs.host_bytes + needs.parameter_host_bytes
+
+    def holes_bytes(self, states: Mapping[str, Placement]) -> int:
+        """What the allocator loses between blocks of many sizes that come and go at different times. If it had to be found in the middle of a step,
+        everything would wait."""
+        away = _away(states)
+        nbytes = {path: sum(parameter.nbytes for parameter in self._session.model.get_submodule(path).parameters()) for path in away}
+        waiting = [nbytes[path] for path, place in away.items() if (place.update, place.gradients) == ("streamed", "device")]
+        lost = HOLES_UNITS * max(nbytes.values(), default=0) + (sum(waiting) // HOLES_WAITING if self._update == "after" else 0)
+        return min(lost, self._budget_bytes // HOLES_SHARE)
 
     def _states(self, placements: Mapping[str, Placement]) -> States:
         """With host memory for the gradients of all modules, or, where there is none to spare, of a few in turn."""

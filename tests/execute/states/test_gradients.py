@@ -13,7 +13,8 @@ from tierwise.execute.states.placement import Placement
 
 AWAY = everywhere(Placement("host", "cpu", gradients="host"))
 STREAMED = everywhere(Placement("host", "streamed", gradients="host"))
-PLACEMENTS = pytest.mark.parametrize("placements", [AWAY, STREAMED], ids=["cpu", "streamed"])
+WAITING = everywhere(Placement("host", "streamed", gradients="device"))
+PLACEMENTS = pytest.mark.parametrize("placements", [AWAY, STREAMED, WAITING], ids=["cpu", "streamed", "waiting on the device"])
 
 
 def trained(loop, placements=None, **options):
@@ -205,6 +206,19 @@ def test_gradients_leave_the_device_as_they_arrive():
         assert "in host memory" in repr(model.head.weight.grad)
         del parameter
     assert type(model.head.weight.grad) is torch.Tensor  # given back with the model
+
+
+def test_gradients_that_wait_for_their_update_lie_side_by_side_and_others_are_added_there():
+    model = net()
+    with placed(model, adamw(model), WAITING, masters="fp32") as states:
+        backward(model, 0)
+        units = [home.unit for home in states.stored if len(home.unit.slots) > 1]
+        assert units
+        places = {unit.name: {slot.parameter.grad.untyped_storage().data_ptr() for slot in unit.slots} for unit in units}
+        assert all(len(found) == 1 for found in places.values())
+        assert all(slot.parameter.grad.storage_offset() == slot.offset for unit in units for slot in unit.slots)
+        backward(model, 1)
+        assert places == {unit.name: {slot.parameter.grad.untyped_storage().data_ptr() for slot in unit.slots} for unit in units}
 
 
 def test_an_update_during_backward_uses_its_gradient_up():

@@ -41,6 +41,7 @@ def test_by_hand():
     streamed = needs(Placement("host", "streamed"), Placement("host", "streamed", "host", "host"), stream_chunk_elements=512)
     assert streamed.device_bytes == 3 * 512 * (12 + 2 + 2)  # three buffers: state, gradient, parameter of a chunk
     assert streamed.parameter_host_bytes == 4096 and streamed.window_bytes == 2560
+    assert streamed.leaving_bytes == 2560 + 2560  # one unit's gradients leave, the other's are laid together
     disk = needs(Placement("nvme", "cpu", "nvme", "host"), on_device, stream_chunk_elements=1280)
     assert disk.nvme_bytes == 16384 + 4096 == disk.written_bytes_per_step  # 15,360 and 2,560 bytes in whole pages
 

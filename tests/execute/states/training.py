@@ -176,7 +176,7 @@ def placed(
             states.close()
         gc.collect()
         gradients = [p.grad for p in model.parameters() if p.grad is not None and not p.grad.is_sparse]
-        given_back = [gradient for gradient in gradients if device.owns(gradient)]
+        given_back = {gradient.untyped_storage().data_ptr(): gradient for gradient in gradients if device.owns(gradient)}.values()
         assert device.memory().allocated_bytes == sum(gradient.untyped_storage().nbytes() for gradient in given_back)
         assert pool.free_bytes == free_bytes  # nothing else is kept
     finally:

@@ -61,10 +61,12 @@ def needs_of(
     host += 2 * round_up(max(largest, default=0), ALIGNMENT)  # gradients of another batch, on their way to be added
     leaving = sum(home.unit.nbytes for home in stored if home.unit.trained and home.unit.placement.gradients == "host")
     leaving = min(leaving, leaving_bytes)
+    staying = [home.unit.nbytes for home in stored if home.unit.trained and home.unit.placement.update == "streamed" and not home.wants_gradients]
     waiting = 0
     if in_flight is not None:  # gradients that stay are held by updates under way, and by the one that backward fills
-        staying = [home.unit.nbytes for home in stored if home.unit.trained and home.unit.placement.update == "streamed" and not home.wants_gradients]
         waiting = sum(sorted(staying, reverse=True)[:in_flight])
+    else:
+        leaving += max(staying, default=0)  # a unit's gradients are laid together
     window = [sum(home.unit.nbytes for home in by_region.get(path, ()) if home.unit.placement.parameters != "device") for path in order]
     # In backward one region is done when the next has begun, and the one after that is already coming.
     span = ahead + 2

@@ -18,7 +18,7 @@ from .guards import guard, unguard
 from .ledger import Ledger
 from .parameters import Residence
 from .torch_compat import in_backward
-from .units import Slot
+from .units import Slot, Unit
 from .updates import Job, Pending, Run, Stored, Updates
 from .whole import step_on_device
 
@@ -70,11 +70,29 @@ class Stepping:
             self.finish(home)
             if self._shelve(home, wait=True):
                 self._send_home(home, slot, gradient.detach())
-        if self._during_backward and len(home.unit.regions) == 1:
-            wanted = [other for other in home.unit.slots if other.parameter.requires_grad]
-            if all(has_gradient(other.parameter) for other in wanted):
-                with torch.no_grad():
-                    self.update(home, wanted)
+        if len(home.unit.regions) > 1:
+            return
+        wanted = [other for other in home.unit.slots if other.parameter.requires_grad]
+        if not all(has_gradient(other.parameter) for other in wanted):
+            return
+        with torch.no_grad():
+            if self._during_backward:
+                self.update(home, wanted)
+            elif home.unit.placement.update == "streamed" and home.unit.placement.gradients == "device":
+                self._lay_together(home.unit, wanted)
+
+    def _lay_together(self, unit: Unit, slots: Sequence[Slot]) -> None:
+        """Gradients that stay while the next forward fills the device: in one block, as large as the unit's parameters, not in many places between
+        activations, so that what they leave behind is as good for others."""
+        gradients = [slot.parameter.grad for slot in slots]
+        if any(gradient is None or type(gradient) is not torch.Tensor or gradient.dtype != unit.dtype for gradient in gradients):
+            return
+        if len({gradient.untyped_storage().data_ptr() for gradient in gradients if gradient is not None}) == 1:
+            return  # of a batch before, to which this one was added
+        flat = self._device.empty(unit.nbytes).view(unit.dtype)
+        for slot, gradient in zip(slots, gradients, strict=True):
+            assert gradient is not None
+            slot.parameter.grad = slot.shaped(flat).copy_(gradient)
 
     def update(self, home: Stored, slots: Sequence[Slot]) -> None:
         """Update some parameters of a unit, from the gradients they have."""
