@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 
 import pytest
 import torch
-from execute.states.training import Result, adamw, clipped_loop, everywhere, net, placed, plain_loop, reference
+from execute.states.training import Result, adamw, clipped_loop, everywhere, loss_of, net, placed, plain_loop, reference
 
 from tierwise.errors import BadInput, UnknownName
+from tierwise.execute.device import Direction
 from tierwise.execute.states.ledger import Ledger
 from tierwise.ir.placement import ON_DEVICE, TIERS, UPDATES, Placement
 
@@ -153,3 +156,33 @@ def test_what_updates_write_is_not_taken_for_somebody_else_s_writing(update, tmp
     """Masters follow parameters that the user wrote to, which reads all of them: not in a step where nobody did."""
     monkeypatch.setattr(Ledger, "refresh", lambda *_: pytest.fail("masters were compared with their parameters"))
     check(expected(3), MIXED, 3, tmp_path, update=update, masters="fp32")
+
+
+@pytest.mark.parametrize("allowed", [1, 2])
+def test_only_so_many_chunks_are_under_way_through_the_device(allowed, monkeypatch):
+    """While none can leave, no more of them come than are allowed, although there are three buffers."""
+    monkeypatch.setattr("tierwise.execute.states.updates.CHUNKS_AHEAD", allowed)
+    may_leave, came = threading.Event(), []
+
+    def before_copy(direction, nbytes):
+        if direction is Direction.OUT:
+            may_leave.wait()
+        else:
+            came.append(nbytes)
+
+    model = net()
+    optimizer = adamw(model)
+    may_leave.set()
+    with placed(model, optimizer, everywhere(Placement("host", "streamed")), masters="fp32", delay=0.0, before_copy=before_copy) as states:
+        loss_of(model, 0).backward()
+        may_leave.clear()
+        came.clear()
+        optimizer.step()
+        while len(came) < allowed:
+            time.sleep(0.001)
+        time.sleep(0.05)
+        came_first = len(came)
+        may_leave.set()
+        assert came_first == allowed
+        states.flush()
+        assert len(came) == sum(len(list(home.unit.chunks())) for home in states.stored) > 3

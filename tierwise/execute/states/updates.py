@@ -9,6 +9,7 @@ An update on a lane is pending until somebody needs the parameter: the unit's ne
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -28,6 +29,7 @@ from .units import Slot, Unit
 from .whole import Whole
 
 STAGING_BUFFERS = 3  # one arriving, one in work, one leaving
+CHUNKS_AHEAD = 12  # of a link, 20 ms: no thread is that late. Cards have few queues, and what shares one with a step's state waits for all of it
 
 
 @dataclass(eq=False, slots=True)
@@ -122,6 +124,7 @@ class Updates:
         self._lanes: dict[str, Lane] = {}
         self._rings: dict[str, Ring] = {}
         self.staging: Staging | None = None
+        self._issued: deque[Event] = deque()  # chunks that pass through the device, the oldest first
         self.beside = Beside(device)
         places = {home.unit.placement.update for home in stored if home.unit.trained}
         for place in ("cpu", "streamed"):
@@ -178,6 +181,7 @@ class Updates:
             lane.drain()
         for ring in self._rings.values():
             ring.renew()
+        self._issued.clear()
         if self.staging is not None:
             self.staging.free = [self.device.mark() for _ in self.staging.free]
 
@@ -291,6 +295,8 @@ class Updates:
         arrivals = waited_here(job.arrivals)  # not on the copy lane: the host's work on a gradient may stand behind updates that wait for that lane
         leaving: tuple[int, Event] | None = None
         for index, chunk, parts in self._walk(home, job):
+            while len(self._issued) >= CHUNKS_AHEAD:
+                self._issued.popleft().wait()
             number = self.staging.next()
             waited_here((self.staging.free[number],))  # a lane that waits for a buffer would keep the link from others
             layout = _Staged(home, chunk, self.staging.buffers[number])
@@ -319,6 +325,7 @@ class Updates:
                     copier, Direction.OUT, home.parameters.block(index), home.parameters.span(index), layout.parameter_bytes, after=(done,)
                 )
             self.staging.free[number] = last
+            self._issued.append(last)
             if leaving is not None:
                 self._give(home, *leaving)
             leaving = index, last
