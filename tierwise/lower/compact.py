@@ -26,10 +26,11 @@ def compact(menu: Menu) -> Menu:
     found = _merged_storages(ops, coarse.graph)
     fine = menu.problem.costs.op_seconds
     stand_for = [[member for op in merged for member in coarse.members[op]] for merged in members]
+    processors = tuple(dict.fromkeys(processor for _, processor in fine))
     seconds = {
         (place, processor): sum(fine[member, processor] for member in all_of)
         for place, all_of in enumerate(stand_for)
-        for processor in dict.fromkeys(processor for _, processor in fine)
+        for processor in processors
         if all((member, processor) in fine for member in all_of)
     }
     choices = {region: _with_workspaces(menu, region) for region in menu.choices}

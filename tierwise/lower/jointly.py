@@ -41,7 +41,8 @@ CLEARLY = 0.99  # of another plan's time
 NEAR = 1.02  # of what no plan could beat: what is left to gain is not worth looking for
 LEAST_OF_THE_LINK = 0.02  # of its rate, where updates have it for themselves
 EXCHANGES = (-2, -1, 1, 2)  # numbers of units whose state stays instead of parameters, and of those that are updated elsewhere
-DETAILED, FINALISTS = 1.03, 4  # of the best plan's time, and how many: what is looked at in detail
+DETAILED, FINALISTS, MOST_FINALISTS = 1.06, 4, 12  # of the best plan's time, and how many at least and at most: what is looked at in detail
+SEARCHED_SHARE = 0.85  # of the time; what is left is for that
 LOOKS_SHARE, LOOKED_AT = 0.35, 5  # of the time for quick looks at splits; and how many of the best by these are planned
 BOTH = (False, True)  # activations stay or are made again; or some are sent, too
 
@@ -65,13 +66,14 @@ def choose_jointly(
     units = state_units(menu.problem.graph, menu.homes)
     if not units:
         return _explained(menu, choose(menu, tiers=tiers, min_sent_bytes=min_sent_bytes, on_trial=on_trial), update)
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
+    deadline = began + SEARCHED_SHARE * seconds
     for _ in range(CORRECTIONS + 1):
         search = _Search(menu, units, update, tiers, min_sent_bytes, deadline, takes, on_trial)
         found = search.run() if fixed is None else search.around(fixed)
         missing = _missing_host_bytes(whole, found) if fixed is None and "nvme" in tiers else 0
         if missing <= 0:
-            found = search.first_in_detail(whole, found)
+            found = search.first_in_detail(whole, found, began + seconds)
             break
         machine = menu.problem.machine
         menu = replace(menu, problem=replace(menu.problem, machine=machine.with_capacity("dram", machine.capacity("dram") - 2 * missing)))
@@ -327,12 +329,14 @@ class _Search:
                     return
                 step = (step + 1) // 2 if step > 2 else 1
 
-    def first_in_detail(self, menu: Menu, best: Chosen) -> Chosen:
+    def first_in_detail(self, menu: Menu, best: Chosen, until: float) -> Chosen:
         """Of the best and those that come near it the one that is fastest with each update by itself, as it will be predicted."""
-        known = [chosen for chosen in (*self.tried.values(), *self.borrowed.values()) if chosen is not None]
+        known = [chosen for chosen in (*self.tried.values(), *self.borrowed.values()) if chosen is not None and chosen is not best]
         near = sorted((chosen for chosen in known if chosen.seconds <= best.seconds * DETAILED), key=lambda chosen: chosen.seconds)
         found: list[tuple[float, int, Chosen]] = []
-        for number, chosen in enumerate([best, *near[:FINALISTS]]):
+        for number, chosen in enumerate([best, *near[:MOST_FINALISTS]]):
+            if number > FINALISTS and time.monotonic() > until:
+                break
             passing, _ = self.takes(chosen.program.states) if chosen.program.states else (0, 0)
             made = image(with_budget(menu, menu.problem.budget_bytes - passing), chosen.program)
             try:

@@ -28,12 +28,18 @@ class Piece:
     rank: int | None = None
     start: float = -1.0  # once it is known
     end: float = -1.0
+    known_ready: float | None = None
 
     def ready(self) -> float | None:
         """When all that comes before it is over; None: something of that has no time yet."""
-        if any(other.end < 0 for other in self.after):
-            return None
-        return max((0.0, *(other.end for other in self.after)))
+        if self.known_ready is None:
+            latest = 0.0
+            for other in self.after:
+                if other.end < 0:
+                    return None
+                latest = max(latest, other.end)
+            self.known_ready = latest
+        return self.known_ready
 
 
 class _Row:
