@@ -26,6 +26,7 @@ from tierwise.units import format_bytes
 
 HERE = Path(__file__).parent
 FIELDS = ("case", "way", "budget_bytes", "peak_bytes", "seconds", "ratio", "predicted_seconds", "predicted_peak_bytes")
+LONGEST_TEXT = 300  # in a table
 PACKAGES = ("torch", "numpy", "scipy")
 
 Row = dict[str, Any]
@@ -122,12 +123,17 @@ def _comparison(rows: list[Row]) -> list[str]:
     by_share = [row for row in rows if "budget_share" in row]
     others = [row for row in rows if "budget_share" not in row]
     lines = _by_share(by_share) if by_share else []
-    named = dict.fromkeys(
-        key for row in others for key, value in row.items() if not isinstance(value, dict)
-    )  # what has parts is for readers of the file
-    fields = [field for field in named if any(row.get(field) is not None for row in others)]
+    named = dict.fromkeys(field for row in others for field in row)
+    fields = [field for field in named if any(row.get(field) is not None for row in others) and not any(_is_long(row.get(field)) for row in others)]
     heads = [field.removesuffix("_bytes").replace("_", " ") for field in fields]
     return lines + ([""] if lines and others else []) + (_table(heads, [[_value(field, row.get(field)) for field in fields] for row in others]))
+
+
+def _is_long(value: Any) -> bool:
+    """What has parts, numbers of many steps and what is told in sentences are for readers of the file."""
+    if isinstance(value, list):
+        return any(not isinstance(part, str) for part in value)
+    return isinstance(value, dict) or (isinstance(value, str) and len(value) > LONGEST_TEXT)
 
 
 def _by_share(rows: list[Row]) -> list[str]:
