@@ -1,4 +1,4 @@
-"""On a card: twenty steps with state at any home give the losses and the parameters, to the bit, of the same arithmetic with all of it on the device."""
+"""On a card: twenty steps with state at any home give the losses and parameters, to the bit, of the same arithmetic with all of it on the device."""
 
 from __future__ import annotations
 
