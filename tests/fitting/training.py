@@ -112,10 +112,14 @@ def equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+PLAN_SECONDS = 0.5  # these models are small: what is found later is no better
+
+
 @contextmanager
 def fitting(model: nn.Module, *, budget: Any = "1.5MiB", **options: Any) -> Iterator[Fitted]:
     """The model under a budget for as long as this lasts; at the end nothing is in flight, lost or left behind."""
     device = options.pop("device", None) or NullDevice(1 << 30)
+    options = {"plan_seconds": PLAN_SECONDS} | options
     fit(
         model, options.pop("optimizer", None), budget=budget, compile=options.pop("compile", False), device=device, progress=lambda _: None, **options
     )
