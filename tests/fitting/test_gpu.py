@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-import os
-
 import pytest
 import torch
 
 from tierwise.fitting import fit, plan_of, release
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic_card")]
 GIB = 1 << 30
-
-
-@pytest.fixture(autouse=True)
-def deterministic():
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.cuda.set_per_process_memory_fraction(1.0)
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 def llama():

@@ -74,9 +74,10 @@ class Lasting:
         """What the allocator loses between blocks of many sizes that come and go at different times. If it had to be found in the middle of a step,
         everything would wait."""
         away = _away(states)
-        nbytes = {path: sum(parameter.nbytes for parameter in self._session.model.get_submodule(path).parameters()) for path in away}
-        waiting = [nbytes[path] for path, place in away.items() if (place.update, place.gradients) == ("streamed", "device")]
-        lost = HOLES_UNITS * max(nbytes.values(), default=0) + (sum(waiting) // HOLES_WAITING if self._update == "after" else 0)
+        lost = HOLES_UNITS * max(self._sizes(away, _nbytes), default=0)
+        if self._update == "after":
+            waiting = {path: place for path, place in away.items() if (place.update, place.gradients) == ("streamed", "device")}
+            lost += sum(self._sizes(waiting, _nbytes)) // HOLES_WAITING
         return min(lost, self._budget_bytes // HOLES_SHARE)
 
     def _states(self, placements: Mapping[str, Placement]) -> States:
@@ -94,17 +95,17 @@ class Lasting:
 
     def _stream_chunk_elements(self, placements: Mapping[str, Placement]) -> int:
         """Of state that passes through the device: what the link likes, more where a module would come in very many, within the room for it."""
-        largest = self._largest(placements, lambda parameter: parameter.numel())
+        largest = max(self._sizes(placements, nn.Parameter.numel), default=0)
         return min(max(self._chunk_elements, largest // MOST_CHUNKS), self._most_chunk_elements)
 
     def _units_in_flight(self, placements: Mapping[str, Placement]) -> int:
         """As many as may hold their gradients at once, besides the one that backward fills."""
-        largest = self._largest(placements, lambda parameter: parameter.nbytes)
+        largest = max(self._sizes(placements, _nbytes), default=0)
         return max(1, min(MOST_UNITS_IN_FLIGHT, self._held_bytes // max(1, largest) - 1))
 
-    def _largest(self, placements: Mapping[str, Placement], size: Callable[[nn.Parameter], int]) -> int:
-        """Of the placed modules, the one whose parameters are the most."""
-        return max((sum(map(size, self._session.model.get_submodule(path).parameters())) for path in placements), default=0)
+    def _sizes(self, placements: Mapping[str, Placement], size: Callable[[nn.Parameter], int]) -> list[int]:
+        """Of each placed module, all of its parameters."""
+        return [sum(map(size, self._session.model.get_submodule(path).parameters())) for path in placements]
 
     def differs(self, program: Program) -> bool:
         wanted = _away(program.states)
@@ -180,6 +181,10 @@ class Lasting:
         (host, pinned), self._reserved = self._reserved, (0, 0)
         with contextlib.suppress(OutOfHostMemory):  # never: less than nothing is asked for
             self._below.reserve(-host, -pinned)
+
+
+def _nbytes(parameter: nn.Parameter) -> int:
+    return parameter.nbytes
 
 
 def _away(states: Mapping[str, Placement]) -> dict[str, Placement]:

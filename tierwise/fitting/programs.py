@@ -21,7 +21,7 @@ from .menus import PreparedMenu, Progress, measured
 from .saved import load_program
 
 ROUNDS = 3  # of planning and measuring
-PLAN_SECONDS = 10.0  # of planning, not counting what is compiled and timed
+PLAN_SECONDS = 10.0  # of planning in all, not counting what is compiled and timed
 FIRST_SHARE = 0.05  # of these, for each plan that only says what to measure
 GUESSED_SECONDS = 2.0  # of planning for a device whose times are guesses
 MANY_COMPILATIONS, MANY_ELSEWHERE = 8, 16  # at once; more where other processes help

@@ -239,7 +239,7 @@ class _Search:
             ]
             if self.may_hold:
                 found.append(replace(split, held=split.held + change / 8))
-        return [one for one in found if 0 <= one.parameters <= one.state <= count and 0 <= one.streamed <= 1 and 0 <= one.held <= 1]
+        return [one for one in found if one.is_of(count)]
 
     def _look(self, split: Split) -> None:
         """A step with every call recomputed, less about what would be saved by what there is room for."""
@@ -356,7 +356,7 @@ class _Search:
             split, best = found
             near = [Split(split.state - change, split.parameters + self.exchange * change, split.streamed, split.held) for change in EXCHANGES]
             near += [replace(split, streamed=split.streamed + change / count) for change in EXCHANGES]
-            fitting = [one for one in near if 0 <= one.parameters <= one.state <= count and 0 <= one.streamed <= 1]
+            fitting = [one for one in near if one.is_of(count)]
             seconds = {one: chosen.seconds for one in fitting if (chosen := self._with_activations_of(one, best)) is not None}
             if not seconds:
                 return

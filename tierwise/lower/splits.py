@@ -22,6 +22,10 @@ class Split:
     streamed: float = 0.0  # share of the updates that are away
     held: float = 0.0  # share of these whose gradients wait for them on the device, if they may: the first ones, whose gradients come last
 
+    def is_of(self, count: int) -> bool:
+        """Whether it can be one of so many units."""
+        return 0 <= self.parameters <= self.state <= count and 0 <= self.streamed <= 1 and 0 <= self.held <= 1
+
     def leaves_less_room_than(self, other: Split) -> bool:
         """On the device; what passes through it takes room there, too."""
         less = self.state <= other.state and self.parameters <= other.parameters and self.held >= other.held

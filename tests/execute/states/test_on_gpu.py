@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
-
 import pytest
 import torch
 from execute.states.test_placements import legal
@@ -15,20 +12,10 @@ from tierwise.execute.nvme import NvmeStore
 from tierwise.execute.states.placement import ON_DEVICE
 from tierwise.execute.states.states import States
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic_card")]
 STEPS = 20
 WITH_DISK_STEPS = 4  # a disk is slow, and what it does in a step it does in every one
 MIB = 1 << 20
-
-
-@pytest.fixture(autouse=True)
-def deterministic():
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 def llama(device: torch.device):

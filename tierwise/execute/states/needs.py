@@ -30,11 +30,11 @@ def needs_of(
     order: Sequence[str],
     ahead: int,
     blocks: int | None,
-    in_flight: int | None,
+    update: str,
     leaving_bytes: int = LEAVING_BYTES,
 ) -> Needs:
     """`order` is the one in which regions run; so many regions `ahead` their parameters come; so many `blocks` of host memory have
-    gradients in turn, None for each its own; for so many updates during backward gradients wait on the device, None if updates come after it."""
+    gradients in turn, None for each its own. Gradients that wait on the device for their updates are in the plan itself."""
     device = host = parameters = disk = written = 0
     for home in stored:
         unit, place = home.unit, home.unit.placement
@@ -61,19 +61,14 @@ def needs_of(
     host += 2 * round_up(max(largest, default=0), ALIGNMENT)  # gradients of another batch, on their way to be added
     leaving = sum(home.unit.nbytes for home in stored if home.unit.trained and home.unit.placement.gradients == "host")
     leaving = min(leaving, leaving_bytes)
-    staying = [home.unit.nbytes for home in stored if home.unit.trained and home.unit.placement.update == "streamed" and not home.wants_gradients]
-    waiting = 0
-    if in_flight is not None:  # gradients that stay are held by updates under way, and by the one that backward fills
-        waiting = sum(sorted(staying, reverse=True)[:in_flight])
-    else:
-        leaving += max(staying, default=0)  # a unit's gradients are laid together
+    if update == "after":  # a unit's gradients are laid together
+        leaving += max((home.unit.nbytes for home in stored if home.gradients_wait), default=0)
     window = [sum(home.unit.nbytes for home in by_region.get(path, ()) if home.unit.placement.parameters != "device") for path in order]
     # In backward one region is done when the next has begun, and the one after that is already coming.
     span = ahead + 2
     return Needs(
         device_bytes=device + STAGING_BUFFERS * staging_bytes(stored),
         leaving_bytes=leaving,
-        waiting_bytes=waiting,
         host_bytes=host + (SLACK_BYTES if host else 0),
         parameter_host_bytes=parameters,
         nvme_bytes=disk,

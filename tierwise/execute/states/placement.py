@@ -15,7 +15,6 @@ class Needs:
 
     device_bytes: int  # lasting state there, and staging
     leaving_bytes: int  # gradients on their way to the host, beside what backward has just made
-    waiting_bytes: int  # gradients that stay on the device and wait for updates during backward
     host_bytes: int  # of the shared pool: state, gradients, staging
     parameter_host_bytes: int  # of pools of their own, one for each region
     nvme_bytes: int

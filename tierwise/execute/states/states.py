@@ -124,9 +124,7 @@ class States:
 
     def needs(self) -> Needs:
         """What all of this will take; ask before the pool and the store are made."""
-        return needs_of(
-            self.stored, self._by_region, self.residency.order, self.ahead, self.gradient_blocks, self.units_in_flight, self._leaving_bytes
-        )
+        return needs_of(self.stored, self._by_region, self.residency.order, self.ahead, self.gradient_blocks, self.update, self._leaving_bytes)
 
     def install(self, *, pool: HostPool | None = None, store: NvmeStore | None = None, drive: bool = True) -> None:
         """Take everything to its home. With `drive`, hooks on the modules say when regions run; otherwise whoever runs them says it."""

@@ -78,7 +78,7 @@ class Stepping:
         with torch.no_grad():
             if self._during_backward:
                 self.update(home, wanted)
-            elif home.unit.placement.update == "streamed" and home.unit.placement.gradients == "device":
+            elif home.gradients_wait:
                 self._lay_together(home.unit, wanted)
 
     def _lay_together(self, unit: Unit, slots: Sequence[Slot]) -> None:

@@ -58,6 +58,11 @@ class Stored:
         return self.unit.trained and (self.unit.placement.gradients == "host" or self.unit.placement.update == "cpu")
 
     @property
+    def gradients_wait(self) -> bool:
+        """Whether they stay on the device until state passes through it."""
+        return self.unit.trained and self.unit.placement.update == "streamed" and not self.wants_gradients
+
+    @property
     def row_count(self) -> int:
         return len(self.names)
 
