@@ -201,3 +201,17 @@ def test_a_call_that_waited_does_not_count():
         calls = sum(call.region == region for call in plan.menu.problem.graph.calls)
         if calls > 2:
             assert [after.seconds for after in menu.choices[region]] == pytest.approx([before.seconds for before in choices])
+
+
+def test_host_memory_of_plans_left_behind_is_given_back():
+    model, given = tower(), {"x": torch.randn(512, 8), "target": torch.randn(512, 4)}
+    with fitting(model, budget="800KiB") as found:
+        model(**given).backward()
+        needed = found.below.host_bytes
+        assert needed > 0
+        found.below.provide(4 * needed, 0)  # as an earlier plan would have had it
+        model(**given).backward()
+        assert found.below.host_bytes == 4 * needed
+        found._has_plans_left_behind = True
+        model(**given).backward()
+        assert found.below.host_bytes == needed
