@@ -87,6 +87,9 @@ class Device(ABC):
     def copy(self, direction: Direction, destination: torch.Tensor, source: torch.Tensor, *, after: Sequence[Event] = ()) -> Event:
         """Start a copy on the lane of this direction, when `after` has happened and the lane's earlier copies are done."""
 
+    def let_others(self, direction: Direction) -> None:  # noqa: B027
+        """Copies of other lanes of this direction that are ready go before this lane's next one."""
+
     @abstractmethod
     def wait(self, event: Event) -> None:
         """Compute issued from now on comes after the event. Time that compute loses by it is counted as exposed."""
@@ -184,6 +187,7 @@ class CudaDevice(Device):
         self.torch_device = torch.device("cuda", index)
         self.capacity_bytes = torch.cuda.mem_get_info(self.torch_device)[1]
         self._streams = {direction: torch.cuda.Stream(self.torch_device) for direction in Direction}
+        self._aside = torch.cuda.Stream(self.torch_device)  # nothing runs on it
         self._stalls: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
         self._exposed_seconds = 0.0
         torch.cuda.init()
@@ -209,6 +213,12 @@ class CudaDevice(Device):
         with torch.cuda.stream(stream):
             destination.copy_(source, non_blocking=True)
         return CudaEvent(stream)
+
+    def let_others(self, direction: Direction) -> None:
+        """An engine that copies goes on with a stream until that has to wait, however long others have waited: so it has to, for a moment."""
+        lane = self._streams[direction]
+        self._aside.wait_event(CudaEvent(lane).raw)
+        lane.wait_event(CudaEvent(self._aside).raw)
 
     def wait(self, event: Event) -> None:
         if not isinstance(event, CudaEvent):

@@ -321,6 +321,7 @@ class Updates:
                 come = copy_block(
                     copier, Direction.IN, home.parameters.block(index), home.parameters.span(index), layout.parameter_bytes, after=after
                 )
+            copier.let_others(Direction.IN)  # a forward waits for parameters that come the same way
             with self.beside.after((come, job.ready)):
                 self._compute_staged(home, job, chunk, parts, layout)
                 done = self.device.mark()
