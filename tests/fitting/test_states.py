@@ -279,6 +279,6 @@ def test_room_is_left_for_holes_between_what_comes_and_goes():
         lasting = found.lasting
         assert lasting.holes_bytes({}) == lasting.holes_bytes({"blocks.0": ON_DEVICE}) == 0
         assert lasting.holes_bytes({"blocks.0": Placement("host", "cpu", "device", "host")}) == 5 * nbytes
-        assert lasting.holes_bytes({"blocks.0": waiting, "blocks.1": waiting}) == 5 * nbytes + 2 * nbytes // 4
+        assert lasting.holes_bytes({"blocks.0": waiting, "blocks.1": waiting}) == 5 * nbytes + 2 * nbytes // 16
     with fitting(model, optimizer=optimizer, budget=760 * KIB) as found:
         assert found.lasting.holes_bytes({"blocks.0": waiting}) == 760 * KIB // 8 < 5 * nbytes

@@ -3,7 +3,7 @@
 from .graph import Graph, Op, Phase, Region, RegionCall, Role, Storage
 from .judge import check_graph, check_schedule, peak_bytes
 from .machine import Link, Machine, Processor, Tier
-from .placement import ON_DEVICE, PASSING, Placement
+from .placement import BUFFERS, ON_DEVICE, PASSING, PASSING_HOST, Placement
 from .problem import Codec, Costs, Problem, Variant
 from .program import INPUTS, CallPlan, Choice, Menu, Program, SavedValue
 from .run import Comparison, Outcome, Row, Run, Within
@@ -11,9 +11,11 @@ from .schedule import Compute, Copy, Free, Schedule, Step
 from .timeline import Curve, Span, Timeline
 
 __all__ = [
+    "BUFFERS",
     "INPUTS",
     "ON_DEVICE",
     "PASSING",
+    "PASSING_HOST",
     "CallPlan",
     "Choice",
     "Codec",

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from ..errors import BadInput, UnknownName
 
 TIERS = ("device", "host", "nvme")
-# The tier that streamed state is in while it passes through the device: buffers of a few chunks, whatever a module has. Whoever runs updates says how
-# large these are, so in the image of a program what passes takes nothing of the budget.
-PASSING = "passing"
+# The tiers that state is in while it passes through the device, or from the disk through host memory: buffers of a few chunks, whatever a module has.
+# Whoever runs updates says how large these are, so in the image of a program what passes takes nothing of the budget, nor of host memory.
+PASSING, PASSING_HOST = BUFFERS = "passing", "passing host"
 UPDATES = ("device", "cpu", "streamed")
 
 

@@ -94,6 +94,11 @@ def _explained(menu: Menu, chosen: Chosen, update: str) -> Chosen:
     )
 
 
+def _above_disk(states: Mapping[str, Placement], tiers: Sequence[str]) -> Sequence[str]:
+    """Where activations had better go: not to a disk that is busy with state all the time."""
+    return [tier for tier in tiers if tier != "nvme"] if any(place.state == "nvme" for place in states.values()) else tiers
+
+
 def _gains(menu: Menu) -> list[tuple[float, int]]:
     """Seconds that all calls of a class save by the next larger choice, and its bytes: what is worth most first."""
     calls = Counter(call.region for call in menu.problem.graph.calls)
@@ -294,7 +299,7 @@ class _Search:
         states = chosen.program.states
         passing, _ = self.takes(states) if states else (0, 0)
         sends = any(plan.sent for plan in chosen.program.calls.values())
-        again = self._with(states, passing, self.tiers if sends else (), IMAGES)
+        again = self._with(states, passing, _above_disk(states, self.tiers) if sends else (), IMAGES)
         return chosen if again is None else min(chosen, again, key=lambda one: one.seconds)
 
     def _descend(self) -> None:
@@ -423,7 +428,10 @@ class _Search:
             if host <= self.host_bytes:
                 key = frozenset(states.items()), bool(tiers)
                 if key not in self.planned:  # splits whose numbers come to the same
-                    self.planned[key] = self._with(states, passing, tiers)
+                    above = _above_disk(states, tiers)
+                    self.planned[key] = self._with(states, passing, above)
+                    if self.planned[key] is None and key not in self.overflows and above != tiers:
+                        self.planned[key] = self._with(states, passing, tiers)
                     if key[0] in self.short:
                         self.too_large.append(split)
                 missing = self.overflows.get(key, 0)  # what passes through host memory was not counted
@@ -440,7 +448,9 @@ class _Search:
         self.on_trial()
         light = lighter(self.menu, states, self.update)
         if tiers and states:
-            light = replace(light, problem=self._with_what_is_left_of_the_link(light.problem, states))
+            left = self._with_what_is_left_of_the_link(light.problem, states)
+            room_below = max(0, self.host_bytes - self.takes(states)[1])
+            light = replace(light, problem=replace(left, machine=left.machine.with_capacity("dram", room_below)))
         budget = self.menu.problem.budget_bytes - passing_bytes
         room = budget - (self._passing_bytes(light, states) if states else 0)
         if budget <= 0:

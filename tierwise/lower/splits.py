@@ -56,8 +56,11 @@ class Splits:
         away = {*sorted(leaving, key=lambda place: (place in restless, streams[place], place))[: split.parameters]}
         passing = [place for place in leaving if streams[place]]
         held = {*passing[: round(split.held * len(passing))]}
+        kept = self._kept_for_parameters(sorted(away), room["host"])
+        room["host"] -= sum(kept.values())
         for place in leaving:
             unit = self.units[place]
+            room["host"] += kept.get(place, 0)
             # Of an update without state, as plain SGD's, nothing leaves unless its parameters do.
             options = [option for option in self.menu.homes[unit.path] if unit.state_bytes or option.parameters != "device" or option == ON_DEVICE]
             updates = ("streamed", "cpu") if streams[place] else ("cpu", "streamed")
@@ -70,6 +73,16 @@ class Splits:
                 return None
             if chosen != ON_DEVICE:
                 found[unit.path] = chosen
+        return found
+
+    def _kept_for_parameters(self, away: Sequence[int], room: int) -> dict[int, int]:
+        """By unit, host memory that nothing else gets. A parameter on disk is read twice and written once in a step, state is read and written once:
+        of what a byte of host memory spares the disk, a parameter's is the most."""
+        found: dict[int, int] = {}
+        for place in away:
+            unit = self.units[place]
+            if any(option.parameters == "host" for option in self.menu.homes[unit.path]) and unit.parameter_bytes <= room - sum(found.values()):
+                found[place] = unit.parameter_bytes
         return found
 
     def _streaming(self, split: Split) -> dict[int, bool]:

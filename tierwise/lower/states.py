@@ -9,20 +9,20 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from ..ir import PASSING, Costs, Graph, Link, Menu, Op, Phase, Placement, Problem, Role, Schedule, Storage, Tier
+from ..ir import PASSING, PASSING_HOST, Costs, Graph, Link, Menu, Op, Phase, Placement, Problem, Processor, Role, Schedule, Storage, Tier
 from ..policies._lasting import Away, placed
 from .coarse import renumber
 
-BESIDE = "gpu, updates"
-WITHIN_DEVICE = 1e12  # bytes a second from the device to these buffers and back
+BESIDE, FROM_DISK = "gpu, updates", "cpu, from disk"
+WITHIN = 1e12  # bytes a second from the device, or host memory, to buffers of what passes through it and back
 # Host memory is shared. Measured on an H200's host (benchmarks/cases/sharing.py): the cpu updates 4.8 G parameters a second with nothing beside it,
 # 4.2 beside plain copies both ways, 3.7 with gradients leaving and parameters coming. Of 55 GB/s a link carries 50 each way when both are busy, 46
-# with updates between them; beside the cpu 36 to 40 in and 40 to 52 out. With updates both here and there, in the traces of training steps, 2.3 G
-# a second on the cpu, and 42 GB/s in and 50 out: together about 160 GB/s of host memory, of which the link takes what it wants.
-CPU_BESIDE_COPIES, CPU_BESIDE_UPDATES = 0.8, 0.55
+# with updates between them; beside the cpu 36 to 40 in and 40 to 52 out. With updates both here and there, in the traces of training steps, 2.6
+# to 2.9 G a second on the cpu, and 34 to 36 GB/s in besides what else comes: together about 150 GB/s of host memory.
+CPU_BESIDE_COPIES, CPU_BESIDE_UPDATES = 0.8, 0.6
 BOTH_WAYS = 0.85
 OUT_BESIDE_CPU, IN_BESIDE_CPU = 0.8, 0.7
-UPDATES_BESIDE_CPU = 0.75
+UPDATES_BESIDE_CPU = 0.7
 TIER_OF = {"host": "dram", "nvme": "nvme"}
 
 
@@ -97,7 +97,10 @@ def with_states(problem: Problem, schedule: Schedule, states: Mapping[str, Place
         return problem, schedule
     problem = shared(problem, *_busy_seconds(problem, places))
     if any(place.processor == BESIDE for place in places.values()):
-        problem = _with_stream(problem, places)
+        # Before the cpu: what passes through the device is issued behind the stream's own work, not behind what the cpu updates.
+        problem = _with_buffers(problem, places, problem.machine.device, BESIDE, PASSING)
+    if any(place.processor == FROM_DISK for place in places.values()):
+        problem = _with_buffers(problem, places, problem.machine.processor_named["cpu"], FROM_DISK, PASSING_HOST)
     return problem, placed(problem, schedule, places, update=update, parameters=frozen)
 
 
@@ -133,21 +136,23 @@ def streaming_seconds(problem: Problem, op: Op) -> float:
     return max(problem.costs.op_seconds[op.id, machine.device.name], machine.copy_seconds(nbytes, "dram", problem.device_tier))
 
 
-def _with_stream(problem: Problem, updates: Collection[int]) -> Problem:
-    machine, device = problem.machine, problem.machine.device
-    seconds = dict(problem.costs.op_seconds)
-    seconds |= {(op, BESIDE): seconds[op, device.name] for op in updates if (op, BESIDE) not in seconds}  # unless it was measured
-    stream = replace(device, name=BESIDE, tier=PASSING, library_bytes=0)
-    inside = {BESIDE: WITHIN_DEVICE}
-    links = [Link(device.tier, PASSING, inside), Link(PASSING, device.tier, inside)]
-    links += [replace(link, dst=PASSING) for link in machine.links if link.dst == device.tier]
-    links += [replace(link, src=PASSING) for link in machine.links if link.src == device.tier]
+def _with_buffers(problem: Problem, updates: Collection[int], worker: Processor, name: str, tier: str) -> Problem:
+    """With updates by this processor under another name, on what passes through its memory in buffers that are counted elsewhere: chunks of state, of
+    which few are there at a time. Here they come as a whole."""
+    machine, seconds = problem.machine, dict(problem.costs.op_seconds)
+    seconds |= {
+        (op, name): seconds[op, worker.name] for op in updates if (op, name) not in seconds and (op, worker.name) in seconds
+    }  # unless measured
+    inside = {name: WITHIN}
+    links = [Link(worker.tier, tier, inside), Link(tier, worker.tier, inside)]
+    links += [replace(link, dst=tier) for link in machine.links if link.dst == worker.tier and PASSING not in (link.src, link.dst)]
+    links += [replace(link, src=tier) for link in machine.links if link.src == worker.tier and PASSING not in (link.src, link.dst)]
+    again = replace(worker, name=name, tier=tier, library_bytes=0)
     machine = replace(
         machine,
-        tiers=(*machine.tiers, Tier(PASSING, sys.maxsize)),
+        tiers=(*machine.tiers, Tier(tier, sys.maxsize)),
         links=(*machine.links, *links),
-        # Before the cpu: what passes through the device is issued behind the stream's own work, not behind what the cpu updates.
-        processors=tuple(one for processor in machine.processors for one in ((processor, stream) if processor == device else (processor,))),
+        processors=tuple(one for processor in machine.processors for one in ((processor, again) if processor == worker else (processor,))),
     )
     return replace(problem, machine=machine, costs=replace(problem.costs, op_seconds=seconds))
 
@@ -155,7 +160,7 @@ def _with_stream(problem: Problem, updates: Collection[int]) -> Problem:
 def _away(place: Placement, problem: Problem) -> Away:
     on_cpu = place.update == "cpu"
     return Away(
-        processor="cpu" if on_cpu else BESIDE,
+        processor=BESIDE if not on_cpu else FROM_DISK if place.state == "nvme" else "cpu",
         state=TIER_OF[place.state],
         parameters=TIER_OF.get(place.parameters),
         gradients="dram" if on_cpu or place.gradients == "host" else problem.device_tier,

@@ -116,8 +116,8 @@ class _Away:
         self.earlier, self.lingers, self.listed_in_time, self.passing_bytes = earlier, lingers, listed_in_time, passing_bytes
         self.problem, self.graph, self.base, self.places = problem, problem.graph, base, places
         self.moved = set(places)
-        self.uses_disk = any(place.state not in (place.gradients, self.problem.device_tier) for place in places.values() if place.processor == "cpu")
         self.device, self.ahead = problem.device_tier, ahead
+        self.uses_disk = any(map(self._is_from_disk, places.values()))
         self.works_in = {processor.name: processor.tier for processor in problem.machine.processors}
         self.steps = [step for step in base.steps if not (isinstance(step, Compute) and step.op in self.moved)]
         self.last_use: dict[int, int] = {}  # of a storage by an op that stays, as a place in the list
@@ -198,6 +198,10 @@ class _Away:
         for storage, tier in sorted(self.waits_in.items()):
             if tier != self.device:
                 self.after.setdefault(self.last_use[storage], []).extend((Copy(storage, self.device, tier), Free(storage, self.device)))
+
+    def _is_from_disk(self, place: Away) -> bool:
+        """Whether gradients wait in host memory for state that comes there."""
+        return self.device not in (place.gradients, place.state) and place.state != place.gradients
 
     def _is_elsewhere(self, op: int) -> bool:
         return self.works_in[self.places[op].processor] != self.device
@@ -305,6 +309,8 @@ class _Away:
                 staying.setdefault(count, []).extend(step for step in gradients if isinstance(step, Free))
                 gradients = []
             late = piece(f"{on}, late", [*self._fetch_parameters(op, iteration), *gradients], [*shared, *complete[op], *left])
+            if self._is_from_disk(self.places[op]):
+                late.after.append(fetch)
             by_rank = BY_RANK if op in ranks else ""
             if when == "backward" and op not in ranks:  # for a few their gradients wait, then backward does
                 waiting = behind.setdefault(on, {})

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..ir import PASSING, Compute, Copy, Problem, Run, Schedule, Span, Timeline
+from ..ir import BUFFERS, Compute, Copy, Problem, Run, Schedule, Span, Timeline
 from ..units import format_seconds
 from .summary import RunSummary, lane_order, lane_words, phases_by_step
 from .words import role_words
@@ -63,7 +63,7 @@ def _run(run: Run, summary: RunSummary, names: Names) -> dict[str, Any]:
     problem = run.problem
     lanes = list(dict.fromkeys(lane for timeline in timelines for lane in lane_order(timeline, problem)))
     processors = set(problem.machine.processor_named) if problem else {"gpu", "cpu"}
-    tiers = {tier.name: tier.capacity_bytes for tier in problem.machine.tiers if tier.name != PASSING} if problem else {}
+    tiers = {tier.name: tier.capacity_bytes for tier in problem.machine.tiers if tier.name not in BUFFERS} if problem else {}
     return {
         "title": summary.title,
         "device_tier": summary.device_tier,
@@ -82,7 +82,7 @@ def _timeline(timeline: Timeline, lanes: Sequence[str], run: Run, names: Names) 
         pieces, sentence = _merged(pieces, timeline)
         told.append(sentence)
     memory = {}
-    for tier in (tier for tier in timeline.memory if tier != PASSING):
+    for tier in (tier for tier in timeline.memory if tier not in BUFFERS):
         moments = _moments(timeline, tier)
         if len(moments) > MAX_MOMENTS:
             found = len(moments)

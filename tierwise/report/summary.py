@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..ir import PASSING, Compute, Copy, Phase, Problem, Run, Schedule, Timeline, Within
+from ..ir import BUFFERS, PASSING, PASSING_HOST, Compute, Copy, Phase, Problem, Run, Schedule, Timeline, Within
 from ..ir.schedule import held_as
 from ..units import format_bytes
 from .fates import Fate, Module, fates, module_tree, recomputations
@@ -212,7 +212,7 @@ def times(timeline: Timeline, problem: Problem | None, schedule: Schedule | None
     return Times(
         measured=timeline.measured,
         seconds=timeline.seconds,
-        peaks=tuple(_peak(timeline, tier, problem, schedule, device) for tier in timeline.peak_bytes if tier != PASSING),
+        peaks=tuple(_peak(timeline, tier, problem, schedule, device) for tier in timeline.peak_bytes if tier not in BUFFERS),
         lanes=tuple(_lane(timeline, lane, problem, schedule) for lane in lanes),
         waiting_seconds=sum(end - start for start, end in idle),
         waiting_while={lane: seconds for lane, seconds in while_idle.items() if seconds > 0},
@@ -351,10 +351,15 @@ def _recomputed_seconds(problem: Problem, again: Sequence[Compute], within: Sequ
     return math.fsum([*(problem.seconds(step.op, step.on, step.variant) for step in again), *(block.seconds for block in within)])
 
 
+def _is_within(step: Copy, problem: Problem) -> bool:
+    """Whether it only goes to the buffers of the memory it is in, or back."""
+    return {step.src, step.dst} in ({problem.device_tier, PASSING}, {"dram", PASSING_HOST})
+
+
 def _copied(problem: Problem, schedule: Schedule) -> tuple[Copied, ...]:
     found: dict[tuple[str, str, str], list[int]] = {}
     for step in schedule.steps:
-        if isinstance(step, Copy) and {step.src, step.dst} != {problem.device_tier, PASSING}:
+        if isinstance(step, Copy) and not _is_within(step, problem):
             storage = problem.graph.storages[step.storage]
             ways = held_as(step.src, step.src_form), held_as(step.dst, step.dst_form)
             found.setdefault((str(storage.role), *ways), []).append(problem.form_bytes(storage.id, step.src_form or step.dst_form))

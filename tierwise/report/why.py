@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from ..ir import PASSING, Compute, Copy, Phase, Problem, Role, Schedule, Timeline
+from ..ir import BUFFERS, Compute, Copy, Phase, Problem, Role, Schedule, Timeline
 from ..units import format_bytes, format_seconds
 from .fates import Fate, fates, recomputations
 from .words import role_words
@@ -48,7 +48,7 @@ def _prices(problem: Problem, again: float, nbytes: int) -> str:
     parts = []
     if again and nbytes:
         parts.append(f"recomputing a GiB costs {format_seconds(again / nbytes * GIB)}")
-    back = [link for link in problem.machine.links if link.dst == problem.device_tier and link.src != PASSING]
+    back = [link for link in problem.machine.links if link.dst == problem.device_tier and link.src not in BUFFERS]
     if back:
         fastest = max(back, key=lambda link: link.bytes_per_second)
         parts.append(f"copying a GiB back from {fastest.src} takes the link {format_seconds(GIB / fastest.bytes_per_second)}")
@@ -63,7 +63,7 @@ def _gradients(problem: Problem, schedule: Schedule) -> Iterator[str]:
         return
     left: Counter[str] = Counter()
     for step in schedule.steps:
-        if isinstance(step, Copy) and step.storage in gradients and step.src == device and step.dst not in (device, PASSING):
+        if isinstance(step, Copy) and step.storage in gradients and step.src == device and step.dst not in (device, *BUFFERS):
             left[step.dst] += graph.storages[step.storage].nbytes
     order = [step.op for step in schedule.steps if isinstance(step, Compute) and not step.iteration]
     last_backward = max((place for place, op in enumerate(order) if graph.ops[op].phase is Phase.BACKWARD), default=-1)
@@ -83,7 +83,7 @@ def _lasting(problem: Problem, schedule: Schedule, role: Role) -> Iterator[str]:
     for storage in graph.storages:
         if storage.role is role and storage.lasting and storage.nbytes:
             tiers = schedule.home.get(storage.id, (problem.device_tier,))
-            homes[" and ".join(tier for tier in tiers if tier != PASSING)] += storage.nbytes
+            homes[" and ".join(tier for tier in tiers if tier not in BUFFERS)] += storage.nbytes
     if homes:
         yield f"{role_words(role)}: " + _listed([f"{format_bytes(nbytes)} at home in {tier}" for tier, nbytes in homes.most_common()])
 
