@@ -13,8 +13,9 @@ CPU, CPU_AWAY = Placement("host", "cpu", "device", "host"), Placement("host", "c
 STREAMED, STREAMED_AWAY = Placement("host", "streamed", "device", "host"), Placement("host", "streamed", "host", "host")
 
 
-def splits(host_bytes=1000, options=(ON_DEVICE, CPU, CPU_AWAY, STREAMED, STREAMED_AWAY), update="after"):
-    machine = SimpleNamespace(capacity=lambda tier: host_bytes, tier_named={"dram": Tier("dram", host_bytes)})
+def splits(host_bytes=1000, options=(ON_DEVICE, CPU, CPU_AWAY, STREAMED, STREAMED_AWAY), update="after", disk_bytes=0):
+    tiers = {"dram": Tier("dram", host_bytes)} | ({"nvme": Tier("nvme", disk_bytes)} if disk_bytes else {})
+    machine = SimpleNamespace(capacity=lambda tier: tiers[tier].capacity_bytes, tier_named=tiers)
     return Splits(SimpleNamespace(homes=dict.fromkeys("abcd", options), problem=SimpleNamespace(machine=machine)), UNITS, {}, update)
 
 
@@ -64,6 +65,18 @@ def test_what_has_no_room_in_host_memory_stays():
     assert found.states(Split(4, 0, 0.0)) == {"a": CPU, "b": CPU}
     assert found.lacks == {"dram": 4 * 12}
     assert splits(host_bytes=34, update="backward").states(Split(4, 0, 0.0)) == {"a": CPU, "b": CPU, "c": CPU}
+
+
+def test_parameters_have_host_memory_before_state_that_may_be_on_disk():
+    """13 bytes: all parameters, 8, and then no state, rather than one unit's state and parameters, 12, and the others' parameters on disk."""
+    on_disk, all_on_disk = Placement("nvme", "cpu", "host", "host"), Placement("nvme", "cpu", "nvme", "host")
+    found = splits(host_bytes=15, options=(ON_DEVICE, CPU_AWAY, on_disk, all_on_disk), update="backward", disk_bytes=1000)
+    assert found.states(Split(4, 4, 0.0)) == dict.fromkeys("abcd", on_disk)
+    assert found.states(Split(4, 4, 0.0), short_bytes=6) == {"a": on_disk, "b": on_disk, "c": on_disk, "d": all_on_disk}
+
+
+def test_shares_of_a_split():
+    assert Split(state=3, parameters=1, streamed=0.25).shares_of(4) == (0.5625, 0.1875, 0.25)
 
 
 def test_which_splits_leave_less_room():

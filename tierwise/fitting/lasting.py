@@ -55,6 +55,7 @@ class Lasting:
         self._held_bytes, self._budget_bytes = budget_bytes // HELD_SHARE, budget_bytes
         self._session, self._below, self._optimizer = session, below, optimizer
         self._masters, self._update = masters, update
+        self._known_sizes: dict[Callable[[nn.Parameter], int], dict[str, int]] = {}  # a planner asks for the same ones again and again
         self._pool: HostPool | None = None
         self._reserved = (0, 0)
         self.placements: dict[str, Placement] | None = None  # once something was placed
@@ -105,7 +106,11 @@ class Lasting:
 
     def _sizes(self, placements: Mapping[str, Placement], size: Callable[[nn.Parameter], int]) -> list[int]:
         """Of each placed module, all of its parameters."""
-        return [sum(map(size, self._session.model.get_submodule(path).parameters())) for path in placements]
+        found = self._known_sizes.setdefault(size, {})
+        for path in placements:
+            if path not in found:
+                found[path] = sum(map(size, self._session.model.get_submodule(path).parameters()))
+        return [found[path] for path in placements]
 
     def differs(self, program: Program) -> bool:
         wanted = _away(program.states)

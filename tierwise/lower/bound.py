@@ -47,6 +47,14 @@ class Bound:
     def least(self) -> float:
         return self.lines.solve().objective
 
+    def best_shares(self) -> tuple[float, float, float] | None:
+        """In the least time, of the state: on the cpu, streamed; and of the parameters: elsewhere. None: nothing fits."""
+        found = self.lines.solve()
+        if not math.isfinite(found.objective):
+            return None
+        on_cpu, streamed, elsewhere = (found.values[share] for share in self.shares)
+        return on_cpu, streamed, elsewhere
+
     def with_shares(self, on_cpu: float, streamed: float, elsewhere: float) -> float:
         """The same with so much of the state updated there, and so much of the parameters elsewhere; infinite if that cannot be."""
         return self.lines.solve(fixed=dict(zip(self.shares, (on_cpu, streamed, elsewhere), strict=True))).objective

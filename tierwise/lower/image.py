@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import BadInput
-from ..ir import INPUTS, CallPlan, Compute, Copy, Costs, Free, Graph, Menu, Phase, Problem, Program, Role, Schedule, Step
+from ..ir import INPUTS, CallPlan, Compute, Copy, Costs, Free, Graph, Menu, Phase, Placement, Problem, Program, Role, Schedule, Step
 from ..ir.program import MIN_OUTSIDE_BYTES
 from .coarse import Coarse, coarsen
 from .states import with_states
@@ -32,6 +32,12 @@ def image(menu: Menu, program: Program) -> Image:
     program = replace(_only(program, coarse, taken), outside={gap: program.outside[gap] for gap, found in outside.items() if found})
     schedule = _schedule(problem, [*moves, *(move for found in outside.values() for move in found)])
     return Image(*with_states(problem, schedule, program.states, program.update), coarse, program)
+
+
+def with_lasting(made: Image, states: Mapping[str, Placement], update: str) -> Image:
+    """The image of a program that leaves lasting state where it is, with that placed: what is planned for activations stays."""
+    problem, schedule = with_states(made.problem, made.schedule, states, update)
+    return Image(problem, schedule, made.coarse, replace(made.program, states=states, update=update))
 
 
 def _seconds(menu: Menu, program: Program, coarse: Coarse) -> dict[tuple[int, str], float]:

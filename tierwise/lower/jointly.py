@@ -9,6 +9,7 @@ near the best is. Two resources decide: a cpu that updates, and a link that carr
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,19 +18,19 @@ from itertools import pairwise
 from typing import NoReturn
 
 from ..errors import InfeasibleBudget, InvalidSchedule, OverCapacity
-from ..ir import Menu, Phase, Placement, Problem, check_schedule, peak_bytes
+from ..ir import CallPlan, Menu, Phase, Placement, Problem, Program, check_schedule, peak_bytes
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
 from .bound import Bound, least_seconds
 from .choose import FEW_IMAGES, IMAGES, Chosen, choose, hull, keep_everything, keeping_everything, predicted, recompute_everything, with_budget
 from .compact import compact
-from .image import image
+from .image import Image, image, with_lasting
 from .splits import Split, Splits
 from .states import StateUnit, lighter, shared, state_units
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 HALVES = (0.0, 0.5, 1.0)
-GRID = 8  # numbers of regions whose state leaves that are put in order
+GRID = 4  # numbers of regions whose state leaves that are put in order
 FIRST_SPLITS = 6  # so many of the best are tried before what is near the best of them
 CORRECTIONS = 3  # times that the room for activations, or host memory, is made smaller when a whole program turns out too large
 GOOD_ENOUGH = 1.01  # of the time that keeping everything takes: nothing that moves state can gain more than the rest
@@ -37,13 +38,16 @@ LITTLE = 0.05  # of the budget: lasting state of less than this is not worth mov
 WORTH_IT = 0.95  # moving state must gain this much over leaving it: it takes host memory, and predictions are better for what stays
 OUT_OF_REACH = 1.03  # of what the linear program promises: so near to it no plan comes that moves state
 AS_GOOD = 1.01  # of the least that the linear program finds
+HOPELESS = 1.15  # of that
 CLEARLY = 0.99  # of another plan's time
 NEAR = 1.02  # of what no plan could beat: what is left to gain is not worth looking for
 LEAST_OF_THE_LINK = 0.02  # of its rate, where updates have it for themselves
+LESS, ROUNDED = (0.0, 0.05, 0.1), 1e-6  # of memory, where the linear program looks for shares; and what is a whole number to it
 EXCHANGES = (-2, -1, 1, 2)  # numbers of units whose state stays instead of parameters, and of those that are updated elsewhere
 DETAILED, FINALISTS, MOST_FINALISTS = 1.06, 4, 12  # of the best plan's time, and how many at least and at most: what is looked at in detail
 SEARCHED_SHARE = 0.85  # of the time; what is left is for that
-LOOKS_SHARE, LOOKED_AT = 0.35, 5  # of the time for quick looks at splits; and how many of the best by these are planned
+LOOKS_SHARE, LOOKED_AT = 0.6, 5  # of the time for quick looks at splits; and how many of the best by these are planned
+WORTH_PLANNING = 1.04  # of the best look: plans are about as far apart as looks are
 BOTH = (False, True)  # activations stay or are made again; or some are sent, too
 
 
@@ -68,6 +72,7 @@ def choose_jointly(
         return _explained(menu, choose(menu, tiers=tiers, min_sent_bytes=min_sent_bytes, on_trial=on_trial), update)
     began = time.monotonic()
     deadline = began + SEARCHED_SHARE * seconds
+    takes = _remembering(takes)
     for _ in range(CORRECTIONS + 1):
         search = _Search(menu, units, update, tiers, min_sent_bytes, deadline, takes, on_trial)
         found = search.run() if fixed is None else search.around(fixed)
@@ -78,6 +83,19 @@ def choose_jointly(
         machine = menu.problem.machine
         menu = replace(menu, problem=replace(menu.problem, machine=machine.with_capacity("dram", machine.capacity("dram") - 2 * missing)))
     return _explained(menu, found, update)
+
+
+def _remembering(takes: Callable[[Mapping[str, Placement]], tuple[int, int]]) -> Callable[[Mapping[str, Placement]], tuple[int, int]]:
+    """To be asked again and again: whoever knows looks at all parameters of a model."""
+    known: dict[frozenset[tuple[str, Placement]], tuple[int, int]] = {}
+
+    def asked(states: Mapping[str, Placement]) -> tuple[int, int]:
+        key = frozenset(states.items())
+        if key not in known:
+            known[key] = takes(states)
+        return known[key]
+
+    return asked
 
 
 def _missing_host_bytes(menu: Menu, found: Chosen) -> int:
@@ -140,6 +158,7 @@ class _Search:
         self.may_hold = update == "after" and any((h.update, h.gradients) == ("streamed", "device") for homes in menu.homes.values() for h in homes)
         self.balance = self._balance()
         self.looks: dict[Split, float] = {}
+        self.bare: tuple[Mapping[int, CallPlan], Image] | None = None
         parameter_bytes = sum(unit.parameter_bytes for unit in units)
         self.exchange = round(sum(unit.state_bytes for unit in units) / parameter_bytes) if parameter_bytes else 0  # parameters for one unit's state
         self.recomputed = recompute_everything(menu)
@@ -168,7 +187,8 @@ class _Search:
         least, promising = self._promising()
         if alone is not None and alone.seconds * WORTH_IT <= least * OUT_OF_REACH:
             return self._closer(alone)
-        promising = self._looked_at(promising)[:LOOKED_AT] or promising
+        looked_at = self._looked_at(promising)
+        promising = [split for split in looked_at if self.looks[split] <= self.looks[looked_at[0]] * WORTH_PLANNING][:LOOKED_AT] or promising
         for split in promising:
             if self._try(split, (False,)) is None and split.held:
                 self._try(replace(split, held=0.0), (False,))
@@ -196,13 +216,12 @@ class _Search:
     def _promising(self) -> tuple[float, list[Split]]:
         """By what the linear program makes of them on a machine whose host memory is shared, the best first; and what it makes of that."""
         count = len(self.units)
-        line = Bound(replace(self.menu, problem=self.busy.with_budget(max(1, self.busy.budget_bytes - self._besides_bytes()))), self.update)
+        line = self._line(0.0)
         shares = sorted({*HALVES, self.balance})
         found: list[tuple[float, int, Split]] = []
         for state in sorted({round(part * count / GRID) for part in range(1, GRID + 1)} - {0}):
             for parameters in sorted({round(share * state) for share in HALVES}):
-                away = state / count
-                seconds = {streamed: line.with_shares(away * (1 - streamed), away * streamed, parameters / count) for streamed in shares}
+                seconds = {streamed: line.with_shares(*Split(state, parameters, streamed).shares_of(count)) for streamed in shares}
                 least = min(seconds.values())
                 # Of each pair of numbers of regions one share: of those that are as good by these lines, the one that leaves cpu and link some time.
                 as_good = [streamed for streamed in shares if seconds[streamed] <= least * AS_GOOD]
@@ -216,14 +235,36 @@ class _Search:
             *[split for split in best if split.parameters][: FIRST_SPLITS // 2],
         ]
 
+    def _line(self, less: float) -> Bound:
+        """The linear program in what the device has besides, and so much less of that."""
+        left = self.busy.budget_bytes - self._besides_bytes()
+        return Bound(replace(self.menu, problem=self.busy.with_budget(max(1, int(left * (1 - less))))), self.update)
+
+    def _by_line(self) -> list[Split]:
+        """What the linear program has where it is free to choose, in all of the memory and in a little less: of workspace it knows nothing."""
+        count, found = len(self.units), []
+        for less in LESS:
+            shares = self._line(less).best_shares()
+            if shares is not None:
+                on_cpu, streamed, elsewhere = shares
+                away = min(count, math.ceil((on_cpu + streamed) * count - ROUNDED))
+                parameters = min(away, math.ceil(elsewhere * count - ROUNDED))
+                found.append(Split(away, parameters, streamed / max(on_cpu + streamed, ROUNDED), float(self.may_hold)))
+        return list(dict.fromkeys(found))
+
     def _looked_at(self, seeds: Sequence[Split]) -> list[Split]:
         """What a quick look at these and at what is near the best of them finds, the best first."""
         until = self.began + LOOKS_SHARE * (self.deadline - self.began)
-        first = Split(max(0, len(self.units) - 2), 0, 0.0, float(self.may_hold))  # the units that the next step begins with stay
+        count, line = len(self.units), self._line(0.0)
+        least = line.least()
+        first = Split(max(0, count - 2), 0, 0.0, float(self.may_hold))  # the units that the next step begins with stay
         shares = (0.0, self.balance / 2, self.balance)
-        for seed in (*(replace(first, parameters=round(share * first.state), streamed=streamed) for share in HALVES for streamed in shares), *seeds):
+        others = (replace(first, parameters=round(share * first.state), streamed=streamed) for share in HALVES for streamed in shares)
+        for seed in (*self._by_line(), *(other for other in others if line.with_shares(*other.shares_of(count)) < least * HOPELESS), *seeds):
             self._look(seed)
-        best = min(self.looks, key=self.looks.__getitem__)
+        best = min(self.looks, key=self.looks.__getitem__, default=None)
+        if best is None or self.looks[best] == float("inf"):  # nothing fits in which no activation leaves
+            return []
         left = self._near(best)
         while left and time.monotonic() < until:
             split = left.pop(0)
@@ -255,11 +296,17 @@ class _Search:
         passing, host = self.takes(states) if states else (0, 0)
         if not states or host > self.host_bytes:
             return
-        made = image(self.menu, replace(self.recomputed, states=states, update=self.update))
-        peak = peak_bytes(made.problem, made.schedule)[made.problem.device_tier]
-        room = self.menu.problem.budget_bytes - passing - peak
-        if room >= 0:
+        made = with_lasting(self._bare(self.recomputed), states, self.update)
+        peaks = peak_bytes(made.problem, made.schedule)
+        room = self.menu.problem.budget_bytes - passing - peaks[made.problem.device_tier]
+        if room >= 0 and peaks["dram"] <= self.host_bytes:
             self.looks[split] = simulate(made.problem.with_budget(self.menu.problem.budget_bytes), made.schedule).seconds - self._saved_in(room)
+
+    def _bare(self, program: Program) -> Image:
+        """Of what is planned for activations alone: many splits are looked at with the same."""
+        if self.bare is None or self.bare[0] is not program.calls:
+            self.bare = program.calls, image(self.menu, replace(program, states={}))
+        return self.bare[1]
 
     def _saved_in(self, nbytes: float) -> float:
         """Seconds of recomputation that so much memory saves, by half: where compute waits for updates they count for little."""
@@ -376,7 +423,9 @@ class _Search:
         passing, host = self.takes(states) if states else (0, 0)
         if not states or host > self.host_bytes or passing >= self.menu.problem.budget_bytes:
             return None
-        made = image(with_budget(self.menu, self.menu.problem.budget_bytes - passing), replace(other.program, states=states, update=self.update))
+        bare = self._bare(other.program)
+        bare = replace(bare, problem=bare.problem.with_budget(self.menu.problem.budget_bytes - passing))
+        made = with_lasting(bare, states, self.update)
         try:
             check_schedule(made.problem, made.schedule)
         except InvalidSchedule:

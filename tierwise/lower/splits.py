@@ -26,6 +26,11 @@ class Split:
         """Whether it can be one of so many units."""
         return 0 <= self.parameters <= self.state <= count and 0 <= self.streamed <= 1 and 0 <= self.held <= 1
 
+    def shares_of(self, count: int) -> tuple[float, float, float]:
+        """Of so many units: updated on the cpu, streamed, and with parameters elsewhere."""
+        away = self.state / count
+        return away * (1 - self.streamed), away * self.streamed, self.parameters / count
+
     def leaves_less_room_than(self, other: Split) -> bool:
         """On the device; what passes through it takes room there, too."""
         less = self.state <= other.state and self.parameters <= other.parameters and self.held >= other.held

@@ -12,6 +12,7 @@ from execute.states.training import Result, adamw, clipped_loop, everywhere, los
 
 from tierwise.errors import BadInput, UnknownName
 from tierwise.execute.device import Direction
+from tierwise.execute.null_device import NullDevice
 from tierwise.execute.states.ledger import Ledger
 from tierwise.ir.placement import ON_DEVICE, TIERS, UPDATES, Placement
 
@@ -156,6 +157,20 @@ def test_what_updates_write_is_not_taken_for_somebody_else_s_writing(update, tmp
     """Masters follow parameters that the user wrote to, which reads all of them: not in a step where nobody did."""
     monkeypatch.setattr(Ledger, "refresh", lambda *_: pytest.fail("masters were compared with their parameters"))
     check(expected(3), MIXED, 3, tmp_path, update=update, masters="fp32")
+
+
+def test_state_that_passes_lets_others_have_the_link_every_second_chunk(monkeypatch):
+    turns = []
+    monkeypatch.setattr(NullDevice, "let_others", lambda device, direction: turns.append(direction))
+    model = net()
+    optimizer = adamw(model)
+    with placed(model, optimizer, everywhere(Placement("host", "streamed")), masters="fp32", delay=0.0) as states:
+        loss_of(model, 0).backward()
+        optimizer.step()
+        states.flush()
+        chunks = [len(list(home.unit.chunks())) for home in states.stored]
+    assert max(chunks) > 2
+    assert turns == [Direction.IN] * sum(-(-count // 2) for count in chunks)
 
 
 @pytest.mark.parametrize("allowed", [1, 2])
