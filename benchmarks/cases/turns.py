@@ -1,5 +1,7 @@
-"""Who gets the link: one lane with many copies issued ahead, as state that passes through the device, and one with a larger copy now and then, as
-parameters of a layer that is about to run. How long those take that come while the other lane is busy, and what the link carries in all.
+"""Who gets the link, of one lane with many copies issued ahead and one with a larger copy now and then.
+
+The first is state that passes through the device, the other parameters of a layer that is about to run. How long those take that come while the first
+lane is busy, and what the link carries in all.
 
     python -m benchmarks turns --machine h200
     python -m benchmarks.cases.turns --device cpu --megabytes 1 --copies 30

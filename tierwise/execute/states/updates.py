@@ -30,7 +30,7 @@ from .whole import Whole
 
 STAGING_BUFFERS = 3  # one arriving, one in work, one leaving
 CHUNKS_A_TURN = 2  # of a link: a turn costs it 0.1 ms, and a chunk takes 2
-CHUNKS_AHEAD = 12  # of a link, 20 ms: no thread is that late. Cards have few queues, and what shares one with a step's state waits for all of it
+CHUNKS_AHEAD = 12  # of a link, 20 ms: no thread is that late, and what comes after them waits no longer
 
 
 @dataclass(eq=False, slots=True)
