@@ -7,7 +7,7 @@ from dataclasses import replace
 from problems import machine
 from toy_blocks import CHECKPOINT, KEEP, chain
 
-from tierwise.ir import ON_DEVICE, PASSING_HOST, Copy, Costs, Menu, Phase, Placement, Problem, Role, Storage, check_schedule, peak_bytes
+from tierwise.ir import ON_DEVICE, PASSING, PASSING_HOST, Copy, Costs, Menu, Phase, Placement, Problem, Role, Storage, check_schedule, peak_bytes
 from tierwise.lower import choose_jointly, image, keep_everything
 from tierwise.lower.image import with_lasting
 
@@ -62,6 +62,18 @@ def test_where_host_memory_has_room_for_parameters_they_are_there():
 def test_activations_stay_off_a_disk_that_is_busy_with_state():
     chosen = choose_jointly(menu(4, hbm=150, dram=50), tiers=("dram", "nvme"), update="backward", seconds=1.0)
     assert {plan.tier for plan in chosen.program.calls.values() if plan.sent} <= {"dram"}
+
+
+def test_after_backward_other_copies_are_faster_than_state():
+    """Half of them move in backward, when no update runs: 0.85 of ten bytes a second, where state comes at less."""
+    question = menu(2)
+    homes = {"block0": Placement("host", "cpu", "host", "host"), "block1": Placement("host", "streamed", "device", "device")}
+    question = replace(question, homes={path: (ON_DEVICE, home) for path, home in homes.items()})
+    after, backward = (
+        image(question, replace(keep_everything(question), states=homes, update=when)).problem.machine for when in ("after", "backward")
+    )
+    assert after.link("dram", "hbm").bytes_per_second == 8.5 > after.link("dram", PASSING).bytes_per_second
+    assert backward.link("dram", "hbm").bytes_per_second == backward.link("dram", PASSING).bytes_per_second
 
 
 def test_lasting_state_placed_afterwards_is_the_same_image():

@@ -60,21 +60,22 @@ def test_shared_parameters_stay_where_the_state_leaves():
 
 
 @pytest.mark.parametrize(
-    ("busy", "cpu_share", "out", "into"),
+    ("busy", "update", "cpu_share", "out", "into"),
     [
-        ((1, 0), 0.8, 0.8, 0.7),
-        ((0, 1), 1.0, 0.85, 0.85),
-        ((2, 2), 0.6, 0.7, 0.7),
-        ((4, 1), 0.75, 0.775, 0.7),
-        ((1, 4), 0.6, 0.8125, 0.8125),
-        ((0, 0), 1, 1, 1),
+        ((1, 0), "backward", 0.8, 0.8, 0.7),
+        ((0, 1), "backward", 1.0, 0.85, 0.85),
+        ((6, 7.2), "backward", 0.6, 0.72, 0.72),
+        ((24, 7.2), "backward", 0.75, 0.78, 0.705),
+        ((6, 28.8), "backward", 0.6, 0.8175, 0.8175),
+        ((6.6, 6.2), "after", 0.66, 0.62, 0.62),
+        ((0, 0), "after", 1, 1, 1),
     ],
 )
-def test_host_memory_is_shared(busy, cpu_share, out, into):
-    """Beside copies the cpu updates at 0.8 of its rate, beside streamed state at 0.6; beside the cpu the link carries less. What is busy for a
-    quarter of the other's time is in its way for a quarter of it."""
+def test_host_memory_is_shared(busy, update, cpu_share, out, into):
+    """Beside copies the cpu updates at 0.8 of its rate, beside streamed state in backward at 0.6, and then the link has 0.72: what takes 6 and 7.2
+    seconds alone takes 10 each. What is busy for a quarter of the other's time is in its way for a quarter of it."""
     before = problem()
-    after = shared(before, *busy)
+    after = shared(before, *busy, update=update)
     assert [cost for (_, on), cost in after.costs.op_seconds.items() if on == "cpu"] == pytest.approx([1 / cpu_share] * 2)
     for src, dst, share in (("hbm", "dram", out), ("dram", "hbm", into), ("dram", "nvme", 1.0)):
         assert after.machine.link(src, dst).bytes_per_second == pytest.approx(share * before.machine.link(src, dst).bytes_per_second)

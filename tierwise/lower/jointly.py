@@ -154,7 +154,7 @@ class _Search:
         self.lacks: dict[str, int] = {}  # below the device: what a plan would have taken of a tier
         self.host_bytes = menu.problem.machine.capacity("dram")
         self.splits = Splits(menu, units, self.lacks, update)
-        self.busy = shared(menu.problem)  # the machine while both update
+        self.busy = shared(menu.problem, update=update)  # the machine while both update
         self.may_hold = update == "after" and any((h.update, h.gradients) == ("streamed", "device") for homes in menu.homes.values() for h in homes)
         self.balance = self._balance()
         self.looks: dict[Split, float] = {}

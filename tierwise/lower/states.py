@@ -17,12 +17,14 @@ BESIDE, FROM_DISK = "gpu, updates", "cpu, from disk"
 WITHIN = 1e12  # bytes a second from the device, or host memory, to buffers of what passes through it and back
 # Host memory is shared. Measured on an H200's host (benchmarks/cases/sharing.py): the cpu updates 4.8 G parameters a second with nothing beside it,
 # 4.2 beside plain copies both ways, 3.7 with gradients leaving and parameters coming. Of 55 GB/s a link carries 50 each way when both are busy, 46
-# with updates between them; beside the cpu 36 to 40 in and 40 to 52 out. With updates both here and there, in the traces of training steps, 2.6
-# to 2.9 G a second on the cpu, and 34 to 36 GB/s in besides what else comes: together about 150 GB/s of host memory.
-CPU_BESIDE_COPIES, CPU_BESIDE_UPDATES = 0.8, 0.6
+# with updates between them; beside the cpu 36 to 40 in and 40 to 52 out. With updates both here and there, in traces of training steps: after
+# backward 3.1 to 3.4 G a second on the cpu and 33 GB/s in; in backward 2.9 and 39 fit best. Together about 150 GB/s of host memory.
+CPU_BESIDE_COPIES = 0.8
+CPU_BESIDE_UPDATES = {"after": 0.66, "backward": 0.6}
 BOTH_WAYS = 0.85
 OUT_BESIDE_CPU, IN_BESIDE_CPU = 0.8, 0.7
-UPDATES_BESIDE_CPU = 0.7
+UPDATES_BESIDE_CPU = {"after": 0.62, "backward": 0.72}
+OTHERS_AFTER = 0.85  # of the link's rate, for what is no state: half of it moves in backward, when no update after backward runs
 TIER_OF = {"host": "dram", "nvme": "nvme"}
 
 
@@ -95,12 +97,14 @@ def with_states(problem: Problem, schedule: Schedule, states: Mapping[str, Place
             frozen |= {storage: TIER_OF[place.parameters] for storage in unit.parameters if not problem.graph.writers[storage]}
     if not places and not frozen:
         return problem, schedule
-    problem = shared(problem, *_busy_seconds(problem, places))
+    alone, problem = problem, shared(problem, *_busy_seconds(problem, places), update=update)
     if any(place.processor == BESIDE for place in places.values()):
         # Before the cpu: what passes through the device is issued behind the stream's own work, not behind what the cpu updates.
         problem = _with_buffers(problem, places, problem.machine.device, BESIDE, PASSING)
     if any(place.processor == FROM_DISK for place in places.values()):
         problem = _with_buffers(problem, places, problem.machine.processor_named["cpu"], FROM_DISK, PASSING_HOST)
+    if update == "after":
+        problem = _with_other_copies(problem, alone)
     return problem, placed(problem, schedule, places, update=update, parameters=frozen)
 
 
@@ -111,21 +115,33 @@ def _busy_seconds(problem: Problem, places: Mapping[int, Away]) -> tuple[float, 
     return on_cpu, sum(streaming_seconds(problem, ops[op]) for op, place in places.items() if place.processor == BESIDE)
 
 
-def shared(problem: Problem, cpu_seconds: float = 1.0, stream_seconds: float = 1.0) -> Problem:
-    """The machine as it is while the cpu updates for so long and state passes through the device for so long: they take host memory's bandwidth from
-    each other, and streamed state keeps both ways of the link busy."""
+def shared(problem: Problem, cpu_seconds: float = 1.0, stream_seconds: float = 1.0, *, update: str = "backward") -> Problem:
+    """The machine as it is while the cpu updates and state passes through the device, for so long each if it were alone: they take host memory's
+    bandwidth from each other, and streamed state keeps both ways of the link busy."""
+    beside_stream, beside_both = CPU_BESIDE_UPDATES[update], UPDATES_BESIDE_CPU[update]
+    if cpu_seconds and stream_seconds:
+        cpu_seconds, stream_seconds = cpu_seconds / beside_stream, stream_seconds / beside_both
     longer = max(cpu_seconds, stream_seconds)
     if not longer:
         return problem
     cpu, stream = cpu_seconds / longer, stream_seconds / longer  # the shorter one is in the other's way for this share of its time
-    slower = CPU_BESIDE_COPIES + stream * (CPU_BESIDE_UPDATES - CPU_BESIDE_COPIES)
-    out, into = (
-        (1 - cpu) * BOTH_WAYS + cpu * (beside_cpu + stream * (UPDATES_BESIDE_CPU - beside_cpu)) for beside_cpu in (OUT_BESIDE_CPU, IN_BESIDE_CPU)
-    )
+    slower = CPU_BESIDE_COPIES + stream * (beside_stream - CPU_BESIDE_COPIES)
+    out, into = ((1 - cpu) * BOTH_WAYS + cpu * (beside_cpu + stream * (beside_both - beside_cpu)) for beside_cpu in (OUT_BESIDE_CPU, IN_BESIDE_CPU))
     seconds = {key: cost / slower if key[1] == "cpu" else cost for key, cost in problem.costs.op_seconds.items()}
     ways = {(problem.device_tier, "dram"): out, ("dram", problem.device_tier): into}
     machine = problem.machine.with_rates(lambda link, _, rate: rate * ways.get((link.src, link.dst), 1.0))
     return replace(problem, machine=machine, costs=replace(problem.costs, op_seconds=seconds) if cpu else problem.costs)
+
+
+def _with_other_copies(problem: Problem, alone: Problem) -> Problem:
+    """With what is no state at the rates of a link that updates keep busy for a part of the step only."""
+    ends = {problem.device_tier, "dram"}
+    rates = {(link.src, link.dst, lane): rate for link in alone.machine.links for lane, rate in link.lanes.items() if {link.src, link.dst} == ends}
+
+    def faster(link: Link, lane: str, rate: float) -> float:
+        return max(rate, OTHERS_AFTER * rates.get((link.src, link.dst, lane), 0.0))
+
+    return replace(problem, machine=problem.machine.with_rates(faster))
 
 
 def streaming_seconds(problem: Problem, op: Op) -> float:
