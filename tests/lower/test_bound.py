@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from lower.test_from_disk import menu as with_moments
 from toy_blocks import menu
 
 from tierwise.lower import choose_jointly
-from tierwise.lower.bound import least_seconds
+from tierwise.lower.bound import Bound, least_seconds
 
 
 def test_with_room_for_everything_it_is_the_compute():
@@ -27,6 +28,14 @@ def test_what_forward_has_time_to_carry_is_free():
 
 def test_no_plan_where_nothing_can_leave_and_nothing_fits():
     assert least_seconds(menu(4, 20, bytes_per_second=1e-9)) == float("inf")
+
+
+def test_what_shares_of_state_it_would_move():
+    """Four updates, a second each on the device; forward takes eight. A cpu that takes a second, too, does all of them under that. One with ten is
+    busy until the rest is done, 40 x = 8 + 4 (1 - x)."""
+    assert Bound(with_moments(4), "after").best_shares() == pytest.approx((1.0, 0.0, 0.0))
+    assert Bound(with_moments(4, cpu_seconds=10.0), "after").best_shares() == pytest.approx((3 / 11, 0.0, 0.0))
+    assert Bound(menu(4, 20, bytes_per_second=1e-9), "after").best_shares() is None
 
 
 def test_a_plan_says_how_far_above_it_is():

@@ -15,7 +15,7 @@ ON_DISK = Placement("nvme", "cpu", "host", "host")
 ALL_ON_DISK = Placement("nvme", "cpu", "nvme", "host")
 
 
-def menu(length: int, *, hbm: int = 10_000, dram: int = 100_000) -> Menu:
+def menu(length: int, *, hbm: int = 10_000, dram: int = 100_000, cpu_seconds: float = 1.0) -> Menu:
     graph = chain(length)
     storages = [replace(s, name=f"block{s.name[1:]}.weight") if s.lasting else s for s in graph.storages]
     ops = list(graph.ops)
@@ -23,7 +23,7 @@ def menu(length: int, *, hbm: int = 10_000, dram: int = 100_000) -> Menu:
         if op.phase is Phase.UPDATE:
             storages.append(Storage(len(storages), f"{storages[op.mutates[0]].name}.moments", 20, Role.OPTIMIZER_STATE, lasting=True))
             ops[op.id] = replace(op, mutates=(*op.mutates, storages[-1].id))
-    seconds = {(op.id, "gpu"): 1.0 for op in ops} | {(op.id, "cpu"): 1.0 for op in ops if op.phase is Phase.UPDATE}
+    seconds = {(op.id, "gpu"): 1.0 for op in ops} | {(op.id, "cpu"): cpu_seconds for op in ops if op.phase is Phase.UPDATE}
     problem = Problem(replace(graph, ops=tuple(ops), storages=tuple(storages)), machine(hbm, dram), Costs(seconds))
     homes = {f"block{n}": (ON_DEVICE, Placement("host", "cpu", "host", "host"), ON_DISK, ALL_ON_DISK) for n in range(length)}
     return Menu(problem, {0: (KEEP, CHECKPOINT)}, homes)

@@ -112,9 +112,10 @@ def _explained(menu: Menu, chosen: Chosen, update: str) -> Chosen:
     )
 
 
-def _above_disk(states: Mapping[str, Placement], tiers: Sequence[str]) -> Sequence[str]:
+def _above_disk(states: Mapping[str, Placement], tiers: Sequence[str]) -> tuple[str, ...]:
     """Where activations had better go: not to a disk that is busy with state all the time."""
-    return [tier for tier in tiers if tier != "nvme"] if any(place.state == "nvme" for place in states.values()) else tiers
+    busy = any(place.state == "nvme" for place in states.values())
+    return tuple(tier for tier in tiers if not (busy and tier == "nvme"))
 
 
 def _gains(menu: Menu) -> list[tuple[float, int]]:
@@ -158,6 +159,7 @@ class _Search:
         self.may_hold = update == "after" and any((h.update, h.gradients) == ("streamed", "device") for homes in menu.homes.values() for h in homes)
         self.balance = self._balance()
         self.looks: dict[Split, float] = {}
+        self.lines: dict[float, Bound] = {}
         self.bare: tuple[Mapping[int, CallPlan], Image] | None = None
         parameter_bytes = sum(unit.parameter_bytes for unit in units)
         self.exchange = round(sum(unit.state_bytes for unit in units) / parameter_bytes) if parameter_bytes else 0  # parameters for one unit's state
@@ -237,8 +239,10 @@ class _Search:
 
     def _line(self, less: float) -> Bound:
         """The linear program in what the device has besides, and so much less of that."""
-        left = self.busy.budget_bytes - self._besides_bytes()
-        return Bound(replace(self.menu, problem=self.busy.with_budget(max(1, int(left * (1 - less))))), self.update)
+        if less not in self.lines:
+            left = self.busy.budget_bytes - self._besides_bytes()
+            self.lines[less] = Bound(replace(self.menu, problem=self.busy.with_budget(max(1, int(left * (1 - less))))), self.update)
+        return self.lines[less]
 
     def _by_line(self) -> list[Split]:
         """What the linear program has where it is free to choose, in all of the memory and in a little less: of workspace it knows nothing."""
@@ -479,7 +483,7 @@ class _Search:
                 if key not in self.planned:  # splits whose numbers come to the same
                     above = _above_disk(states, tiers)
                     self.planned[key] = self._with(states, passing, above)
-                    if self.planned[key] is None and key not in self.overflows and above != tiers:
+                    if self.planned[key] is None and key not in self.overflows and len(above) < len(tiers):
                         self.planned[key] = self._with(states, passing, tiers)
                     if key[0] in self.short:
                         self.too_large.append(split)

@@ -86,8 +86,9 @@ class Splits:
         found: dict[int, int] = {}
         for place in away:
             unit = self.units[place]
-            if any(option.parameters == "host" for option in self.menu.homes[unit.path]) and unit.parameter_bytes <= room - sum(found.values()):
+            if any(option.parameters == "host" for option in self.menu.homes[unit.path]) and unit.parameter_bytes <= room:
                 found[place] = unit.parameter_bytes
+                room -= unit.parameter_bytes
         return found
 
     def _streaming(self, split: Split) -> dict[int, bool]:
