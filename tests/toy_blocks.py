@@ -6,10 +6,35 @@ Weights have 5 bytes, inputs and gradients of activations 10. Every op takes 1 s
 
 from __future__ import annotations
 
-from tierwise.ir import Choice, Costs, Graph, Link, Machine, Menu, Op, Phase, Problem, Processor, Region, RegionCall, Role, SavedValue, Storage, Tier
+from dataclasses import replace
+
+import problems
+
+from tierwise.ir import (
+    ON_DEVICE,
+    Choice,
+    Costs,
+    Graph,
+    Link,
+    Machine,
+    Menu,
+    Op,
+    Phase,
+    Placement,
+    Problem,
+    Processor,
+    Region,
+    RegionCall,
+    Role,
+    SavedValue,
+    Storage,
+    Tier,
+)  # fmt: skip
 from tierwise.regions import JointGraph, JointValue, Kind
 
 KEEP = Choice("keep", (SavedValue("h", 30),), True, False, 2.0, 1.0, 0, 0)
+IN_HOST, ON_DISK = Placement("host", "cpu", "host", "host"), Placement("nvme", "cpu", "host", "host")
+ALL_ON_DISK = Placement("nvme", "cpu", "nvme", "host")
 CHECKPOINT = Choice("checkpoint", (), True, False, 2.0, 2.0, 0, 30)
 
 JOINT = JointGraph(
@@ -68,3 +93,18 @@ def menu(length: int, budget: int, *, bytes_per_second: float = 30.0) -> Menu:
     graph = chain(length)
     costs = Costs({(op.id, "gpu"): 0.0 if op.phase is Phase.UPDATE else 1.0 for op in graph.ops})
     return Menu(Problem(graph, machine(budget, bytes_per_second=bytes_per_second), costs), {0: (KEEP, CHECKPOINT)})
+
+
+def menu_with_moments(length: int, *, hbm: int = 10_000, dram: int = 100_000, cpu_seconds: float = 1.0) -> Menu:
+    """With 20 bytes of moments for each weight, which may live elsewhere; on the machine of problems.py, which has a cpu and a disk."""
+    graph = chain(length)
+    storages = [replace(s, name=f"block{s.name[1:]}.weight") if s.lasting else s for s in graph.storages]
+    ops = list(graph.ops)
+    for op in graph.ops:
+        if op.phase is Phase.UPDATE:
+            storages.append(Storage(len(storages), f"{storages[op.mutates[0]].name}.moments", 20, Role.OPTIMIZER_STATE, lasting=True))
+            ops[op.id] = replace(op, mutates=(*op.mutates, storages[-1].id))
+    seconds = {(op.id, "gpu"): 1.0 for op in ops} | {(op.id, "cpu"): cpu_seconds for op in ops if op.phase is Phase.UPDATE}
+    problem = Problem(replace(graph, ops=tuple(ops), storages=tuple(storages)), problems.machine(hbm, dram), Costs(seconds))
+    homes = {f"block{n}": (ON_DEVICE, IN_HOST, ON_DISK, ALL_ON_DISK) for n in range(length)}
+    return Menu(problem, {0: (KEEP, CHECKPOINT)}, homes)

@@ -18,6 +18,7 @@ import argparse
 import gc
 import json
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -464,7 +465,7 @@ def main() -> None:
         parser.error(f"name a part: {', '.join(PARTS)}")
     found = run(given.part, peers=given.peers, only_peers=given.only_peers, only=given.ways, child=child)
     if given.machine:
-        command = "python -m benchmarks.cases.states " + " ".join(sys.argv[1:])
+        command = "python -m benchmarks.cases.states " + shlex.join(sys.argv[1:])
         print("wrote", results.write_as_they_come(f"states-{given.part}", found, machine=given.machine, command=command, baseline=BASELINE))
     else:
         list(found)  # printed as they come

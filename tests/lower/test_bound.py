@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lower.test_from_disk import menu as with_moments
-from toy_blocks import menu
+from toy_blocks import menu, menu_with_moments
 
 from tierwise.lower import choose_jointly
 from tierwise.lower.bound import Bound, least_seconds
@@ -33,8 +32,8 @@ def test_no_plan_where_nothing_can_leave_and_nothing_fits():
 def test_what_shares_of_state_it_would_move():
     """Four updates, a second each on the device; forward takes eight. A cpu that takes a second, too, does all of them under that. One with ten is
     busy until the rest is done, 40 x = 8 + 4 (1 - x)."""
-    assert Bound(with_moments(4), "after").best_shares() == pytest.approx((1.0, 0.0, 0.0))
-    assert Bound(with_moments(4, cpu_seconds=10.0), "after").best_shares() == pytest.approx((3 / 11, 0.0, 0.0))
+    assert Bound(menu_with_moments(4), "after").best_shares() == pytest.approx((1.0, 0.0, 0.0))
+    assert Bound(menu_with_moments(4, cpu_seconds=10.0), "after").best_shares() == pytest.approx((3 / 11, 0.0, 0.0))
     assert Bound(menu(4, 20, bytes_per_second=1e-9), "after").best_shares() is None
 
 

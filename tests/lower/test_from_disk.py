@@ -4,29 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from problems import machine
-from toy_blocks import CHECKPOINT, KEEP, chain
+from toy_blocks import IN_HOST, ON_DISK
+from toy_blocks import menu_with_moments as menu
 
-from tierwise.ir import ON_DEVICE, PASSING, PASSING_HOST, Copy, Costs, Menu, Phase, Placement, Problem, Role, Storage, check_schedule, peak_bytes
+from tierwise.ir import PASSING_HOST, Copy, Menu, Role, check_schedule, peak_bytes
 from tierwise.lower import choose_jointly, image, keep_everything
-from tierwise.lower.image import with_lasting
-
-ON_DISK = Placement("nvme", "cpu", "host", "host")
-ALL_ON_DISK = Placement("nvme", "cpu", "nvme", "host")
-
-
-def menu(length: int, *, hbm: int = 10_000, dram: int = 100_000, cpu_seconds: float = 1.0) -> Menu:
-    graph = chain(length)
-    storages = [replace(s, name=f"block{s.name[1:]}.weight") if s.lasting else s for s in graph.storages]
-    ops = list(graph.ops)
-    for op in graph.ops:
-        if op.phase is Phase.UPDATE:
-            storages.append(Storage(len(storages), f"{storages[op.mutates[0]].name}.moments", 20, Role.OPTIMIZER_STATE, lasting=True))
-            ops[op.id] = replace(op, mutates=(*op.mutates, storages[-1].id))
-    seconds = {(op.id, "gpu"): 1.0 for op in ops} | {(op.id, "cpu"): cpu_seconds for op in ops if op.phase is Phase.UPDATE}
-    problem = Problem(replace(graph, ops=tuple(ops), storages=tuple(storages)), machine(hbm, dram), Costs(seconds))
-    homes = {f"block{n}": (ON_DEVICE, Placement("host", "cpu", "host", "host"), ON_DISK, ALL_ON_DISK) for n in range(length)}
-    return Menu(problem, {0: (KEEP, CHECKPOINT)}, homes)
+from tierwise.lower.jointly import _above_disk
 
 
 def on_disk(question: Menu):
@@ -60,25 +43,9 @@ def test_where_host_memory_has_room_for_parameters_they_are_there():
 
 
 def test_activations_stay_off_a_disk_that_is_busy_with_state():
-    chosen = choose_jointly(menu(4, hbm=150, dram=50), tiers=("dram", "nvme"), update="backward", seconds=1.0)
-    assert {plan.tier for plan in chosen.program.calls.values() if plan.sent} <= {"dram"}
-
-
-def test_after_backward_other_copies_are_faster_than_state():
-    """Half of them move in backward, when no update runs: 0.85 of ten bytes a second, where state comes at less."""
-    question = menu(2)
-    homes = {"block0": Placement("host", "cpu", "host", "host"), "block1": Placement("host", "streamed", "device", "device")}
-    question = replace(question, homes={path: (ON_DEVICE, home) for path, home in homes.items()})
-    after, backward = (
-        image(question, replace(keep_everything(question), states=homes, update=when)).problem.machine for when in ("after", "backward")
-    )
-    assert after.link("dram", "hbm").bytes_per_second == 8.5 > after.link("dram", PASSING).bytes_per_second
-    assert backward.link("dram", "hbm").bytes_per_second == backward.link("dram", PASSING).bytes_per_second
-
-
-def test_lasting_state_placed_afterwards_is_the_same_image():
-    question = menu(3)
-    states = {"block1": ON_DISK, "block2": Placement("host", "cpu", "host", "host")}
-    kept = keep_everything(question)
-    whole, after = image(question, replace(kept, states=states, update="backward")), with_lasting(image(question, kept), states, "backward")
-    assert (whole.schedule, whole.problem, whole.program) == (after.schedule, after.problem, after.program)
+    """In host memory there is room for some of them; on the disk, which would have room for all, they would wait behind the moments."""
+    chosen = choose_jointly(menu(4, hbm=150, dram=45), tiers=("dram", "nvme"), update="backward", seconds=2.0)
+    assert {place.state for place in chosen.program.states.values()} == {"nvme"}
+    assert {plan.tier for plan in chosen.program.calls.values() if plan.sent} == {"dram"}
+    assert _above_disk({"block0": IN_HOST, "block1": ON_DISK}, ("dram", "nvme")) == ("dram",)
+    assert _above_disk({"block0": IN_HOST}, ("dram", "nvme")) == ("dram", "nvme")

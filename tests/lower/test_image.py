@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from toy_blocks import CHECKPOINT, menu
+from toy_blocks import CHECKPOINT, IN_HOST, ON_DISK, menu, menu_with_moments
 
 from tierwise.errors import BadInput
 from tierwise.ir import INPUTS, CallPlan, Compute, Copy, Free, Program, check_schedule, peak_bytes
 from tierwise.lower import image, keep_everything
+from tierwise.lower.image import with_lasting
 from tierwise.simulate import simulate
 
 
@@ -78,3 +81,11 @@ def test_a_value_that_is_not_saved_cannot_be_sent():
 def test_distances_below_one_are_refused():
     with pytest.raises(BadInput, match="at least 1"):
         image(menu(3, 1000), Program({0: CallPlan("keep", ("h",), fetch=0), 1: CallPlan("keep"), 2: CallPlan("keep")}))
+
+
+def test_lasting_state_placed_afterwards_is_the_same_image():
+    question = menu_with_moments(3)
+    states = {"block1": ON_DISK, "block2": IN_HOST}
+    kept = keep_everything(question)
+    whole, after = image(question, replace(kept, states=states, update="backward")), with_lasting(image(question, kept), states, "backward")
+    assert (whole.schedule, whole.problem, whole.program) == (after.schedule, after.problem, after.program)

@@ -228,8 +228,8 @@ class CudaDevice(Device):
         return CudaEvent(stream)
 
     def let_others(self, direction: Direction) -> None:
-        """The engine that copies goes on with a stream until that has to wait, however long others have waited: so this one has to, for a kernel.
-        Waiting for an event with no work before it does not do it: benchmarks/cases/turns.py."""
+        """The engine that copies goes on with a stream until that has to wait, however long others have waited: so this one has to, for a kernel
+        (benchmarks/cases/turns.py). An event with no work before it was not enough."""
         if self._turn is None:
             self._turn = _Turn(self.torch_device)
         self._turn.over(self._streams[direction])
