@@ -45,7 +45,7 @@ def test_parameters_of_early_layers_leave_but_not_the_first_and_not_what_is_used
 
 def test_in_backward_the_first_unit_is_streamed():
     assert splits(update="backward").states(Split(4, 0, 0.5)) == {"a": STREAMED, "b": CPU, "c": STREAMED, "d": CPU}
-    assert splits(update="backward").states(Split(2, 0, 0.5)) == {"c": CPU, "d": STREAMED}  # it stays
+    assert splits(update="backward").states(Split(2, 0, 0.5)) == {"c": STREAMED, "d": CPU}  # the first that leaves
 
 
 def test_gradients_wait_on_the_device_for_the_first_updates_that_come_there():

@@ -280,7 +280,7 @@ class _Search:
     def _near(self, split: Split) -> list[Split]:
         """Large changes before small ones."""
         count, found = len(self.units), []
-        for change in (-4, 4, -2, 2, -1, 1):
+        for change in (-2, 2, -1, 1, -4, 4):
             found += [
                 replace(split, streamed=split.streamed + change / count),
                 replace(split, parameters=split.parameters + change),

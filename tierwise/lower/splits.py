@@ -92,12 +92,12 @@ class Splits:
         return found
 
     def _streaming(self, split: Split) -> dict[int, bool]:
-        """Whose updates pass through the device: that share of those that leave, evenly among them, where both ways are open to them. The first of
-        the model among them if updates run in backward, which ends with it: the next step begins with what it makes, and the device is quicker
-        with one update than the cpu."""
+        """Whose updates pass through the device: that share of those that leave, evenly among them, where both ways are open to them. The first
+        among them if updates run in backward, which ends with it: the next step begins with what it makes, and the device is quicker with one
+        update than the cpu."""
         found: dict[int, bool] = {}
         leaving = range(len(self.units) - split.state, len(self.units))
-        through = 1.0 - split.streamed if split.streamed and leaving.start == 0 and self.update == "backward" else 0.0
+        through = 1.0 - split.streamed / 2 if split.streamed and self.update == "backward" else 0.0
         for place in leaving:
             ways = {option.update for option in self.menu.homes[self.units[place].path]}
             through += split.streamed
