@@ -182,14 +182,13 @@ def fitted_row(way: Way, given: argparse.Namespace, device: Any) -> dict[str, An
 
     step = _stepping(lambda: model(tokens), model, optimizer, way)
     fitted = fitted_of(model)
-    written = lambda: fitted.below.disk_written_bytes  # noqa: E731
+    moved = {"written_bytes": lambda: fitted.below.disk_written_bytes, "read_bytes": lambda: fitted.below.disk_read_bytes}
     is_warm = (lambda: True) if way.state == "nvme" else lambda: fitted.is_settled
-    timed, written_bytes = _timed(step, device, settle, given, written, is_warm)
+    timed = _timed(step, device, settle, given, moved, is_warm)
     plan = tierwise.plan_of(model)
     found = timed | {
         "waits": _waits(plan, step, fitted) if way.state != "nvme" else None,
-        "written_bytes": written_bytes or None,
-        "planned_nvme_bytes": plan.disk_bytes or None,
+        "planned_nvme_bytes": plan.held_bytes.get("nvme") or None,
         "predicted_seconds": plan.predicted.seconds,
         "predicted_bytes": plan.predicted_bytes,
         "host_bytes": _resident_bytes() - baseline_bytes,
@@ -202,7 +201,7 @@ def fitted_row(way: Way, given: argparse.Namespace, device: Any) -> dict[str, An
     }
     device.cap(None)
     tierwise.release(model)
-    return found
+    return found | (_of_the_disk(found, given) if found["written_bytes"] else {})
 
 
 class _Room:
@@ -274,14 +273,13 @@ def placed_row(way: Way, given: argparse.Namespace, device: Any, room: _Room) ->
         states.flush()
         device.synchronize()
 
-    written = (lambda: 0) if store is None else (lambda: store.bytes_written)
-    timed, written_bytes = _timed(_stepping(lambda: _loss(model, tokens), model, optimizer, way), device, settle, given, written)
+    moved = {} if store is None else {"written_bytes": lambda: store.bytes_written, "read_bytes": lambda: store.bytes_read}
+    timed = _timed(_stepping(lambda: _loss(model, tokens), model, optimizer, way), device, settle, given, moved)
     unused = pool.nbytes - needs.host_bytes  # pages that other rows touched
     found = timed | {
         "host_bytes": _resident_bytes() - room.baseline_bytes - unused,
         "planned_host_bytes": needs.host_bytes + needs.parameter_host_bytes,
         "nvme_bytes": needs.nvme_bytes or None,
-        "written_bytes": None if store is None else written_bytes,
         "update_rate": host.parameters_per_second or None,
         "threads": host.threads,
         "cpu_share": share if way.on_device < 1 else None,
@@ -294,7 +292,17 @@ def placed_row(way: Way, given: argparse.Namespace, device: Any, room: _Room) ->
     states.close()
     if store is not None:
         store.close()
+        found |= _of_the_disk(found, given)
     return found
+
+
+def _of_the_disk(found: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
+    """What the disk carried in these steps, against what it carries with nothing else to do, as much read as written."""
+    from benchmarks.cases.disk import MEGABYTES, REQUESTS, measured
+
+    *_, both = measured(given.nvme or tempfile.gettempdir(), (MEGABYTES if given.device == "cuda" else 1) * 10**6, REQUESTS[0])
+    rate = (found["written_bytes"] + found["read_bytes"]) / found["seconds"]
+    return {"disk_bytes_per_second": rate, "disk_alone_bytes_per_second": both, "of_the_disk": rate / both}
 
 
 def _tokens(shape: dict[str, int], device: Any) -> Any:
@@ -341,10 +349,10 @@ def _waits(plan: Any, step: Callable[[], Any], fitted: Any) -> dict[str, Any]:
 
 
 def _timed(
-    step: Callable[[], Any], device: Any, settle: Callable[[], None], given: argparse.Namespace, counter: Callable[[], int] = lambda: 0,
+    step: Callable[[], Any], device: Any, settle: Callable[[], None], given: argparse.Namespace, counters: dict[str, Callable[[], int]],
     is_warm: Callable[[], bool] = lambda: True,
-) -> tuple[dict[str, Any], int]:  # fmt: skip
-    """Steps after warm ones, and how far a counter goes on in one. Steps overlap, so they are timed together, on the device's clock: from the end of
+) -> dict[str, Any]:  # fmt: skip
+    """Steps after warm ones, and how far counters go on in one. Steps overlap, so they are timed together, on the device's clock: from the end of
     one backward to that so many steps later, with as much left to be done for the next at either end. `settle` brings it about that nothing is."""
     losses = [float(step()) for _ in range(WARM_UPS)]
     warm_ups = WARM_UPS
@@ -352,7 +360,7 @@ def _timed(
         step()
         warm_ups += 1
     device.reset_peak()
-    exposed, counted, start = device.exposed_seconds(), counter(), device.moment()
+    exposed, counted, start = device.exposed_seconds(), {name: count() for name, count in counters.items()}, device.moment()
     for _ in range(given.steps):
         step()
     end = device.moment()
@@ -368,7 +376,7 @@ def _timed(
         "warm_ups": warm_ups,
         "losses": losses,
     }
-    return found, (counter() - counted) // given.steps
+    return found | {name: ((count() - counted[name]) // given.steps) or None for name, count in counters.items()}
 
 
 def placements(way: Way, layers: int, cpu_share: float) -> dict[str, Any]:

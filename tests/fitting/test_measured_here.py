@@ -11,7 +11,7 @@ from tierwise import machines
 from tierwise.execute.states.passes import HostRate
 from tierwise.fitting import fitted, measured_here
 from tierwise.ir import Phase
-from tierwise.profile.links import Affine
+from tierwise.profile.links import Affine, DiskRates
 
 
 @pytest.fixture(autouse=True)
@@ -29,10 +29,11 @@ def test_links_that_share_a_lane_have_its_rate():
 
 def test_the_disk_is_the_one_that_was_named(tmp_path, monkeypatch):
     shipped = machines.load("h200")
-    monkeypatch.setattr(measured_here, "measure_disk", lambda directory: (1e9, 2e9))
+    monkeypatch.setattr(measured_here, "measure_disk", lambda directory: DiskRates(1e9, 2e9, 1e9))
     found = measured_here.with_disk(shipped, tmp_path)
-    assert found.link("hbm", "nvme").lanes == {"out": shipped.link("hbm", "dram").lanes["out"], "disk write": 1e9}
-    assert found.link("nvme", "dram").lanes == {"disk read": 2e9}
+    assert found.link("hbm", "nvme").lanes == {"out": shipped.link("hbm", "dram").lanes["out"], "disk write": 1e9, "disk": 1e9}
+    assert found.link("nvme", "dram").lanes == {"disk read": 2e9, "disk": 2e9}
+    assert found.link("dram", "hbm") == shipped.link("dram", "hbm")
 
 
 def test_a_disk_that_cannot_be_written_is_somebody_elses_trouble(tmp_path):

@@ -67,6 +67,10 @@ class Below:
         return self._store.bytes_written if self._store else 0
 
     @property
+    def disk_read_bytes(self) -> int:
+        return self._store.bytes_read if self._store else 0
+
+    @property
     def disk_path(self) -> Path | None:
         return self._store.path if self._store else None
 

@@ -137,6 +137,8 @@ class Lasting:
             self._give_back()
             raise
         self._session.place(states)
+        if device.torch_device.type == "cuda":
+            torch.cuda.empty_cache()  # where parameters were that have left: the budget caps what torch keeps for later, too
         self.placements = wanted
         self._source = None  # from now on values are where they were placed
 

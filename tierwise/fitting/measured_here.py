@@ -58,9 +58,8 @@ def with_rates_of_links(machine: Machine, out: Affine, back: Affine) -> Machine:
 def with_disk(machine: Machine, directory: Path) -> Machine:
     """The machine with the rates of the disk that a directory is on; as it is if nothing can be written there, which whoever opens it says."""
     with contextlib.suppress(OSError):
-        write, read = measure_disk(directory)
-        lanes = dict.fromkeys(machine.link("dram", "nvme").lanes, write) | dict.fromkeys(machine.link("nvme", "dram").lanes, read)
-        return machine.with_rates(lambda _, lane, rate: lanes.get(lane, rate))
+        rates = measure_disk(directory)
+        return replace(machine, links=tuple(map(rates.applied, machine.links)))
     return machine
 
 

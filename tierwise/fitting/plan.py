@@ -49,8 +49,9 @@ class Plan:
 
     @property
     def predicted_bytes(self) -> int:
-        """The peak at the times that are predicted: what a measurement is to be compared with, never more than `peak_bytes`."""
-        return self.predicted.peak_bytes[self.image.problem.device_tier] + self.aside_bytes
+        """The peak at the times that are predicted: what a measurement is to be compared with. Never more than `peak_bytes`: where the simulated
+        device has room to run ahead of what the schedule waits for, a run waits."""
+        return min(self.peak_bytes, self.predicted.peak_bytes[self.image.problem.device_tier] + self.aside_bytes)
 
     @property
     def host_bytes(self) -> int:

@@ -1,48 +1,58 @@
 """What no program of a menu can beat in its memory: a linear program over shares of calls, of bytes that leave, and of state that lives elsewhere.
 
 A step is forward, backward and the updates behind it. As forward turns to backward, every call's saved values are somewhere: as a choice that saves
-less and computes more; below the device, where forward's part of the link has carried them and from where backward's brings them; or there. Each
-part lasts at least as long as its compute; what the link carries each way, and what the cpu updates, fits into the step, and with updates after
-backward into what is not backward. Shares of a call, perfect overlap and no workspace of calls make all of that easier than it is.
+less and computes more; below the device, where forward's part of the link has carried them and from where backward's brings them; or there. So they
+are when the first of the calls that are most alike goes back, with its workspace and its parameters. Each part lasts at least as long as its compute;
+what the link carries each way, and what the cpu updates, fits into the step, and with updates after backward into what is not backward; the two share
+host memory. What that has no room for is on the disk, which reads and writes it once in a step. Shares of a call and perfect overlap make all of that
+easier than it is.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..ir import Choice, Menu, Phase, Role
 from ..policies._milp import Program
 from .choose import hull, keep_everything
 from .image import Image, image
-from .states import state_units
+from .states import StateUnit, shares, state_units, streaming_seconds
 
-GB = 1e-9  # bytes in the linear program are of the size of its seconds
+BUDGET = 10.0  # what the budget is in the linear program, where bytes shall be of the size of seconds
+WEIGHTS = tuple(tenth / 10 for tenth in range(1, 10))  # of the cpu's seconds against the link's
+MIXES, SAFE = 200, 1.001  # of both, that are looked at; and what may be between them
 Terms = dict[int, float]
 
 
 def least_seconds(menu: Menu, update: str = "after") -> float:
     """Seconds of a step below which no program of the menu can get within its budget; infinite if none fits by this count."""
-    return Bound(menu, update).least()
+    return Bound(menu, update, contended=True).least()
 
 
 class Bound:
-    """The lines, each as its name says, with the three parts of the step in seconds and everything else in gigabytes or shares."""
+    """The lines, each as its name says, with the three parts of the step in seconds and everything else in parts of the budget or shares.
+    `contended`: the machine is as it is with nothing beside, and cpu and link take host memory's bandwidth from each other."""
 
-    def __init__(self, menu: Menu, update: str) -> None:
+    def __init__(self, menu: Menu, update: str, *, contended: bool = False) -> None:
         self.menu, self.lines = menu, Program()
+        self.unit = BUDGET / max(1, menu.problem.budget_bytes)
         self.made = image(menu, keep_everything(menu))
         self.outside = _outside_seconds(menu, self.made)
         self.forward, self.backward, self.rest = (self.lines.variable(upper=math.inf, cost=1.0) for _ in range(3))
         self.whole: Terms = dict.fromkeys((self.forward, self.backward, self.rest), -1.0)
         self.not_backward: Terms = {self.forward: -1.0, self.rest: -1.0}
         machine, device = menu.problem.machine, menu.problem.device_tier
-        self.out_rate = GB * max((link.bytes_per_second for link in machine.links if link.src == device), default=0.0)
-        self.in_rate = GB * max((link.bytes_per_second for link in machine.links if link.dst == device), default=0.0)
-        self.memory: Terms = {}
+        self.out_rate = self.unit * max((link.bytes_per_second for link in machine.links if link.src == device), default=0.0)
+        self.in_rate = self.unit * max((link.bytes_per_second for link in machine.links if link.dst == device), default=0.0)
+        self.memory: Terms = {}  # at the turn
+        self.back: Terms = {}  # as a call goes back
         self.left = self._activations()
         self._states(update)
+        if contended:
+            self._share_host_memory(update)
 
     def least(self) -> float:
         return self.lines.solve().objective
@@ -65,18 +75,19 @@ class Bound:
     def _activations(self) -> int:
         """Choices and what leaves; the variable of that."""
         lines = self.lines
-        held, activations, saved = (GB * nbytes for nbytes in _at_the_turn(self.menu, self.made))
+        held, activations, saved = (self.unit * nbytes for nbytes in _at_the_turn(self.menu, self.made))
         self.held = held
         left = lines.variable(upper=activations + saved)
-        self.memory[left] = -1.0
+        self.memory[left] = self.back[left] = -1.0
         compute: dict[Phase, Terms] = {Phase.FORWARD: {self.forward: -1.0}, Phase.BACKWARD: {self.backward: -1.0}}
         of_saved: Terms = {left: 1.0}
-        for count, choices in _classes(self.menu, self.made):
-            shares = [lines.variable(upper=count) for _ in choices]
-            lines.constrain([(share, 1.0) for share in shares], lower=count, upper=count)
-            for share, choice in zip(shares, choices, strict=True):
-                compute[Phase.FORWARD][share], compute[Phase.BACKWARD][share] = choice.forward_seconds, choice.backward_seconds
-                self.memory[share], of_saved[share] = GB * choice.saved_bytes, -GB * choice.saved_bytes
+        for count, choices, when in _classes(self.menu, self.made):
+            parts = [lines.variable(upper=count) for _ in choices]
+            lines.constrain([(part, 1.0) for part in parts], lower=count, upper=count)
+            for part, choice in zip(parts, choices, strict=True):
+                compute[Phase.FORWARD][part], compute[Phase.BACKWARD][part] = choice.forward_seconds, choice.backward_seconds
+                self.memory[part], of_saved[part] = self.unit * choice.saved_bytes, -self.unit * choice.saved_bytes
+                self.back[part] = self.unit * ((when >= 0) * choice.saved_bytes + (when == 0) * (choice.backward_workspace_bytes or 0))
         self._below(of_saved, activations)  # what left was there: saved, or held besides
         for phase, terms in compute.items():
             self._below(terms, -self.outside[phase])
@@ -87,8 +98,8 @@ class Bound:
         """Shares of all lasting state: updated on the cpu, streamed, and parameters that live elsewhere."""
         menu, lines, problem = self.menu, self.lines, self.menu.problem
         units, homes = state_units(problem.graph, menu.homes), [home for found in menu.homes.values() for home in found]
-        state, gradients = GB * sum(unit.state_bytes for unit in units), GB * sum(unit.gradient_bytes for unit in units)
-        parameters = GB * sum(unit.parameter_bytes for unit in units)
+        state, gradients = self.unit * sum(unit.state_bytes for unit in units), self.unit * sum(unit.gradient_bytes for unit in units)
+        parameters = self.unit * sum(unit.parameter_bytes for unit in units)
         cpu_seconds = sum(problem.costs.op_seconds.get((op, "cpu"), 0.0) for unit in units for op in unit.updates)
         updating = sum(problem.costs.op_seconds[op, problem.machine.device.name] for unit in units for op in unit.updates)
         on_cpu = lines.variable(upper=float(any(home.update == "cpu" for home in homes)))
@@ -96,7 +107,13 @@ class Bound:
         elsewhere = lines.variable(upper=float(any(home.parameters != "device" for home in homes)))
         self.shares = on_cpu, streamed, elsewhere
         self._below({on_cpu: 1.0, streamed: 1.0}, 1.0)
-        self._below({**self.memory, on_cpu: -state, streamed: -state, elsewhere: -parameters}, GB * problem.budget_bytes - self.held)
+        budget = self.unit * problem.budget_bytes
+        self._below({**self.memory, on_cpu: -state, streamed: -state, elsewhere: -parameters}, budget - self.held)
+        held, running = (self.unit * nbytes for nbytes in _going_back(menu, self.made))
+        away = lines.variable(upper=parameters - running)  # what the call that runs reads is there
+        self._below({away: 1.0, elsewhere: -parameters}, 0.0)
+        self._below({**self.back, on_cpu: -state, streamed: -state, away: -1.0}, budget - held)
+        self._on_disk({on_cpu: state, streamed: state, elsewhere: parameters})
         self._below({self.rest: -1.0, on_cpu: -updating, streamed: -updating}, -updating - self.outside[Phase.UPDATE])
         self._carried({self.left: 1.0, on_cpu: gradients, streamed: state}, self.whole, self.out_rate)
         self._carried({self.left: 1.0, streamed: state, elsewhere: 2 * parameters}, self.whole, self.in_rate)
@@ -107,6 +124,37 @@ class Bound:
             self._below({on_cpu: cpu_seconds, **self.not_backward}, 0.0)
             self._carried({self.left: 1.0, streamed: state}, self.not_backward, self.out_rate)
             self._carried({streamed: state}, self.not_backward, self.in_rate)
+
+    def _on_disk(self, below: Terms) -> None:
+        """Of what lives below the device, host memory has so much, and the rest is read and written in every step."""
+        machine = self.menu.problem.machine
+        ways = [machine.link_between.get(way) for way in (("nvme", "dram"), ("dram", "nvme"))]
+        known = [link for link in ways if link is not None]
+        disk = self.lines.variable(upper=self.unit * machine.capacity("nvme") if len(known) == 2 else 0.0)
+        if "dram" in machine.tier_named:
+            self._below({**below, disk: -1.0}, self.unit * machine.capacity("dram"))
+        for lane in sorted({lane for link in known for lane in link.lanes}):
+            busy = sum(1 / (self.unit * link.lanes[lane]) for link in known if lane in link.lanes)
+            self._below({disk: busy, **self.whole}, 0.0)
+
+    def _share_host_memory(self, update: str) -> None:
+        """Of cpu and streamed updates, by how long each would take alone: whatever the mix, so much of a weighted sum fits into a second of both."""
+        problem = self.menu.problem
+        if any(home.state == "nvme" for homes in self.menu.homes.values() for home in homes):
+            return  # updates of what comes from there have their own pace
+        units = state_units(problem.graph, self.menu.homes)
+        cpu, stream, state = _alone(self.menu, units)
+        if not cpu or not state:
+            return
+        on_cpu, streamed, _ = self.shares
+        part = self.not_backward if update == "after" else self.whole
+        for weight in WEIGHTS:
+            most = 0.0
+            for mix in range(MIXES + 1):
+                c, s = mix / MIXES, 1 - mix / MIXES
+                rates = shares(c, s, update)
+                most = max(most, (weight * c + (1 - weight) * s) / max(c / rates.cpu, s * state / stream / rates.into))
+            self._below({on_cpu: weight * cpu, streamed: (1 - weight) * stream, **{v: most * SAFE * s for v, s in part.items()}}, 0.0)
 
     def _carried(self, terms: Terms, part: Terms, rate: float) -> None:
         """So much fits through the link in a part of the step."""
@@ -128,21 +176,48 @@ def _at_the_turn(menu: Menu, made: Image) -> tuple[int, int, int]:
     return held[turn], max(0, held[turn] - lasting), saved
 
 
-def _classes(menu: Menu, made: Image) -> list[tuple[int, tuple[Choice, ...]]]:
-    """How many calls a class has, and its choices worth having, with the seconds of the step's ops where a choice has none."""
-    counts: dict[int, int] = defaultdict(int)
-    own: dict[int, tuple[float, float]] = {}
-    seconds = made.problem.device_seconds
-    for call in made.coarse.forward:
-        region = made.problem.graph.calls[call].region
-        if call in made.coarse.backward:
-            counts[region] += 1
-            own[region] = seconds[made.coarse.forward[call]], seconds[made.coarse.backward[call]]
+def _calls_back(made: Image) -> tuple[list[int], int]:
+    """Calls in the order in which they go back, and the place of the first one of those that are most alike."""
+    backward = made.coarse.backward
+    both = sorted((call for call in made.coarse.forward if call in backward), key=backward.__getitem__)
+    regions = [made.problem.graph.calls[call].region for call in both]
+    counts = Counter(regions)
+    return both, regions.index(max(counts, key=counts.__getitem__)) if both else 0
+
+
+def _going_back(menu: Menu, made: Image) -> tuple[int, int]:
+    """Bytes held besides what calls save as that one goes back, without its workspace; and of parameters that it reads."""
+    graph, (calls, place) = made.problem.graph, _calls_back(made)
+    if not calls:
+        return 0, 0
+    op = made.coarse.backward[calls[place]]
+    saved = sum(menu.choices[graph.calls[call].region][0].saved_bytes for call in calls[place:])
+    read = {*graph.ops[op].reads}
+    running = sum(unit.parameter_bytes for unit in state_units(graph, menu.homes) if read & {*unit.parameters})
+    return graph.live_bytes[op] - saved - graph.ops[op].workspace_bytes, running
+
+
+def _alone(menu: Menu, units: Sequence[StateUnit]) -> tuple[float, float, float]:
+    """Seconds of all updates on the cpu, of all of them streamed as `shares` counts that, and of the state alone on its way to the device."""
+    problem = menu.problem
+    cpu = sum(problem.costs.op_seconds.get((op, "cpu"), 0.0) for unit in units for op in unit.updates)
+    stream = sum(streaming_seconds(problem, problem.graph.ops[op]) for unit in units for op in unit.updates)
+    link = problem.machine.link_between.get(("dram", problem.device_tier))
+    return cpu, stream, sum(unit.state_bytes for unit in units) / link.bytes_per_second if link is not None else 0.0
+
+
+def _classes(menu: Menu, made: Image) -> list[tuple[int, tuple[Choice, ...], int]]:
+    """How many calls a class has, its choices worth having, with the seconds of the step's ops where a choice has none, and whether they go back
+    before a certain one (-1), are it (0), or come after it (1)."""
+    calls, place = _calls_back(made)
+    seconds, coarse, graph = made.problem.device_seconds, made.coarse, made.problem.graph
+    counts = Counter((graph.calls[call].region, (number > place) - (number < place)) for number, call in enumerate(calls))
+    own = {graph.calls[call].region: (seconds[coarse.forward[call]], seconds[coarse.backward[call]]) for call in calls}
     found = []
-    for region, count in counts.items():
-        forward, backward = own[region]
-        timed = (choice if choice.seconds else replace(choice, forward_seconds=forward, backward_seconds=backward) for choice in menu.choices[region])
-        found.append((count, hull(tuple(timed))))
+    for (region, when), count in counts.items():
+        there, back = own[region]
+        timed = tuple(choice if choice.seconds else replace(choice, forward_seconds=there, backward_seconds=back) for choice in menu.choices[region])
+        found.append((count, timed if when == 0 else hull(timed), when))
     return found
 
 

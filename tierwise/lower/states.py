@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ..ir import PASSING, PASSING_HOST, Costs, Graph, Link, Menu, Op, Phase, Placement, Problem, Processor, Role, Schedule, Storage, Tier
 from ..policies._lasting import Away, placed
@@ -115,22 +116,36 @@ def _busy_seconds(problem: Problem, places: Mapping[int, Away]) -> tuple[float, 
     return on_cpu, sum(streaming_seconds(problem, ops[op]) for op, place in places.items() if place.processor == BESIDE)
 
 
-def shared(problem: Problem, cpu_seconds: float = 1.0, stream_seconds: float = 1.0, *, update: str = "backward") -> Problem:
-    """The machine as it is while the cpu updates and state passes through the device, for so long each if it were alone: they take host memory's
-    bandwidth from each other, and streamed state keeps both ways of the link busy."""
+class Shares(NamedTuple):
+    """Of the rates that the cpu and either way of the link have alone."""
+
+    cpu: float
+    out: float
+    into: float
+
+
+def shares(cpu_seconds: float, stream_seconds: float, update: str) -> Shares:
+    """While the cpu updates and state passes through the device, for so long each if it were alone: they take host memory's bandwidth from each
+    other, and streamed state keeps both ways of the link busy."""
     beside_stream, beside_both = CPU_BESIDE_UPDATES[update], UPDATES_BESIDE_CPU[update]
     if cpu_seconds and stream_seconds:
         cpu_seconds, stream_seconds = cpu_seconds / beside_stream, stream_seconds / beside_both
     longer = max(cpu_seconds, stream_seconds)
     if not longer:
-        return problem
+        return Shares(1.0, 1.0, 1.0)
     cpu, stream = cpu_seconds / longer, stream_seconds / longer  # the shorter one is in the other's way for this share of its time
     slower = CPU_BESIDE_COPIES + stream * (beside_stream - CPU_BESIDE_COPIES)
     out, into = ((1 - cpu) * BOTH_WAYS + cpu * (beside_cpu + stream * (beside_both - beside_cpu)) for beside_cpu in (OUT_BESIDE_CPU, IN_BESIDE_CPU))
-    seconds = {key: cost / slower if key[1] == "cpu" else cost for key, cost in problem.costs.op_seconds.items()}
-    ways = {(problem.device_tier, "dram"): out, ("dram", problem.device_tier): into}
+    return Shares(slower if cpu else 1.0, out, into)
+
+
+def shared(problem: Problem, cpu_seconds: float = 1.0, stream_seconds: float = 1.0, *, update: str = "backward") -> Problem:
+    """The machine as it is while both work for so long."""
+    found = shares(cpu_seconds, stream_seconds, update)
+    seconds = {key: cost / found.cpu if key[1] == "cpu" else cost for key, cost in problem.costs.op_seconds.items()}
+    ways = {(problem.device_tier, "dram"): found.out, ("dram", problem.device_tier): found.into}
     machine = problem.machine.with_rates(lambda link, _, rate: rate * ways.get((link.src, link.dst), 1.0))
-    return replace(problem, machine=machine, costs=replace(problem.costs, op_seconds=seconds) if cpu else problem.costs)
+    return replace(problem, machine=machine, costs=replace(problem.costs, op_seconds=seconds))
 
 
 def _with_other_copies(problem: Problem, alone: Problem) -> Problem:

@@ -7,10 +7,11 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..ir import Link
 from .timing import device_seconds, host_seconds
 
 COPY_SIZES = tuple(1 << power for power in (16, 18, 20, 22, 25, 28))
@@ -25,6 +26,24 @@ class Affine:
 
     latency_seconds: float
     bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class DiskRates:
+    """Bytes a second written and read, each alone; and of both together, as much read as written at the same time."""
+
+    write: float
+    read: float
+    both: float
+
+    def applied(self, link: Link) -> Link:
+        """A link to or from this disk at its rates. Each way has a lane, and both share one: as much read as written takes what was measured of both,
+        and nothing is slower than one after the other."""
+        if "nvme" not in (link.src, link.dst):
+            return link
+        way, rate = ("disk write", self.write) if link.dst == "nvme" else ("disk read", self.read)
+        in_turn = 2 / (1 / self.write + 1 / self.read)
+        return replace(link, lanes={**link.lanes, way: rate, "disk": rate * max(1.0, self.both / in_turn)})
 
 
 def fit(seconds_by_size: Mapping[int, float]) -> Affine:
@@ -59,8 +78,8 @@ def measure_device_link(sizes: Sequence[int] = COPY_SIZES) -> tuple[Affine, Affi
     return fit(out), fit(back)
 
 
-def measure_disk(directory: Path, nbytes: int | None = None) -> tuple[float, float]:
-    """Bytes a second written to and read from files in a directory, past the page cache where the file system allows it."""
+def measure_disk(directory: Path, nbytes: int | None = None) -> DiskRates:
+    """Of files in a directory, past the page cache where the file system allows it."""
     nbytes = nbytes or DISK_TEST_BYTES
     requests = nbytes // DISK_REQUEST_BYTES
     direct = getattr(os, "O_DIRECT", 0)
@@ -81,12 +100,21 @@ def measure_disk(directory: Path, nbytes: int | None = None) -> tuple[float, flo
             def read(place: int) -> None:
                 os.preadv(handle, [targets[place % DISK_REQUESTS_IN_FLIGHT]], place * DISK_REQUEST_BYTES)
 
-            def all_of(work: Any) -> None:
-                list(pool.map(work, range(requests)))
+            def either(turn: int) -> None:
+                """Every second request reads, and what it reads is not what is being written."""
+                place = turn // 2
+                if turn % 2:
+                    write(place)
+                else:
+                    read((place + requests // 2) % requests)
+
+            def all_of(work: Any, count: int = requests) -> None:
+                list(pool.map(work, range(count)))
                 os.fsync(handle)
 
             written = host_seconds(lambda: all_of(write), repeats=2)
             was_read = host_seconds(lambda: all_of(read), repeats=2)
+            both = host_seconds(lambda: all_of(either, 2 * requests), repeats=1, warm_up=0)
         finally:
             os.close(handle)
-    return nbytes / written, nbytes / was_read
+    return DiskRates(nbytes / written, nbytes / was_read, 2 * nbytes / both)

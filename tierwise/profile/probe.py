@@ -31,13 +31,13 @@ def probe(directory: Path, progress: Progress = lambda what: None) -> Machine:
     import torch
 
     progress("disk")
-    write, read = measure_disk(directory)
+    disk_rates = measure_disk(directory)
     progress("updates on the cpu")
     cpu = Processor("cpu", "dram", bytes_per_second=_update_rate(), launch_seconds=_host_op_seconds())
     disk = Tier("nvme", shutil.disk_usage(directory).free)
     dram = Tier("dram", host_memory_bytes())
-    to_disk = Link("dram", "nvme", {"disk write": write}, ASSUMED_DISK_LATENCY_SECONDS)
-    from_disk = Link("nvme", "dram", {"disk read": read}, ASSUMED_DISK_LATENCY_SECONDS)
+    to_disk = disk_rates.applied(Link("dram", "nvme", {}, ASSUMED_DISK_LATENCY_SECONDS))
+    from_disk = disk_rates.applied(Link("nvme", "dram", {}, ASSUMED_DISK_LATENCY_SECONDS))
     if not torch.cuda.is_available():
         progress("matrix products on the cpu")
         rates = {"fp32": _product_rate("cpu", torch.float32), "bf16": _product_rate("cpu", torch.bfloat16)}
@@ -51,16 +51,18 @@ def probe(directory: Path, progress: Progress = lambda what: None) -> Machine:
         Link(
             "dram", "hbm", {"in": back.bytes_per_second}, back.latency_seconds, fault_seconds=ASSUMED_FAULT_SECONDS, fault_bytes=ASSUMED_FAULT_BYTES
         ),
-        Link("hbm", "nvme", {"out": out.bytes_per_second, "disk write": write}, ASSUMED_DISK_LATENCY_SECONDS, "dram", BOUNCE_BYTES),
-        Link(
-            "nvme",
-            "hbm",
-            {"in": back.bytes_per_second, "disk read": read},
-            ASSUMED_DISK_LATENCY_SECONDS,
-            "dram",
-            BOUNCE_BYTES,
-            fault_seconds=ASSUMED_FAULT_SECONDS,
-            fault_bytes=ASSUMED_FAULT_BYTES,
+        disk_rates.applied(Link("hbm", "nvme", {"out": out.bytes_per_second}, ASSUMED_DISK_LATENCY_SECONDS, "dram", BOUNCE_BYTES)),
+        disk_rates.applied(
+            Link(
+                "nvme",
+                "hbm",
+                {"in": back.bytes_per_second},
+                ASSUMED_DISK_LATENCY_SECONDS,
+                "dram",
+                BOUNCE_BYTES,
+                fault_seconds=ASSUMED_FAULT_SECONDS,
+                fault_bytes=ASSUMED_FAULT_BYTES,
+            )
         ),
         to_disk,
         from_disk,

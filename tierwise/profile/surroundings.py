@@ -229,10 +229,10 @@ def look_at_disk(directory: Path, *, measure: bool) -> Disk:
     if not measure or free < 2 * QUICK_DISK_BYTES:
         return Disk(str(directory), free, kind, direct)
     try:
-        write, read = measure_disk(directory, QUICK_DISK_BYTES)
+        rates = measure_disk(directory, QUICK_DISK_BYTES)
     except (OSError, AttributeError) as error:  # a system without preadv
         return Disk(str(directory), free, kind, direct, problem=f"not measured: {error}")
-    return Disk(str(directory), free, kind, direct, write, read)
+    return Disk(str(directory), free, kind, direct, rates.write, rates.read)
 
 
 def _opens_directly(directory: Path) -> bool | None:
