@@ -215,8 +215,11 @@ class _Room:
         from tierwise.execute.host_pool import HostPool
 
         if self.pool is None or self.pool.nbytes < nbytes:
-            if self.pool is not None:
-                self.pool.close()
+            before, self.pool = self.pool, None
+            if before is not None:
+                before.close()
+                del before
+                gc.collect()  # the room for this one was its
             self.pool = HostPool(nbytes, self._device)
         return self.pool
 

@@ -81,6 +81,16 @@ def test_host_memory_is_shared(busy, update, cpu_share, out, into):
         assert after.machine.link(src, dst).bytes_per_second == pytest.approx(share * before.machine.link(src, dst).bytes_per_second)
 
 
+def test_updates_beside_backward_take_their_time_from_it():
+    """A second each: block 1, whose update passes through the device, goes back in two seconds, block 0 in one; after backward both take one."""
+    question = menu_with_moments(2)
+    states = {"block1": Placement("host", "streamed", "device", "device")}
+    question = replace(question, homes={path: (ON_DEVICE, home) for path, home in states.items()})
+    for when, expected in (("backward", [2.0, 1.0]), ("after", [1.0, 1.0])):
+        problem = image(question, replace(keep_everything(question), states=states, update=when)).problem
+        assert [problem.device_seconds[op.id] for op in problem.graph.ops if op.name in ("block1.backward", "block0.backward")] == expected
+
+
 def test_after_backward_other_copies_are_faster_than_state():
     """Half of them move in backward, when no update runs: 0.85 of ten bytes a second, where state comes at less."""
     question = menu_with_moments(2)

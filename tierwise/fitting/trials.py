@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ..ir import Menu, Timeline
-from ..lower import image, keeping_everything
+from ..lower import image, keeping_everything, with_budget
 from ..simulate import simulate
 from ..units import format_seconds
 from .feedback import MOST_CORRECTIONS, corrected
@@ -39,7 +39,7 @@ class Trials:
         seconds, fastest = self.fastest()
         if seconds < PROMISE * taken_seconds and may_run(fastest):
             _log.warning("a step takes %s, and %s by an earlier plan: back to that", taken, format_seconds(seconds))
-            return fastest
+            return self._with_what_is_known(fastest, looked_at.menu)
         return looked_at
 
     @property
@@ -58,8 +58,12 @@ class Trials:
         """The plan made anew, or the fastest so far."""
         if self._ran and made.predicted.seconds > PROMISE * self.fastest()[0]:
             self.settled = True
-            return replace(self.fastest()[1], corrections=self.corrections)
+            return self._with_what_is_known(self.fastest()[1], made.menu)
         return replace(made, corrections=self.corrections)
+
+    def _with_what_is_known(self, plan: Plan, menu: Menu) -> Plan:
+        """An earlier plan, predicted with what was measured since."""
+        return as_measured(plan, with_budget(menu, plan.menu.problem.budget_bytes), self.corrections)
 
 
 def as_measured(plan: Plan, menu: Menu, corrections: int) -> Plan:

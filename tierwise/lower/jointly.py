@@ -472,29 +472,29 @@ class _Search:
         return chosen is not None and chosen.program.calls == keep_everything(self.menu).calls
 
     def _planned(self, split: Split, tiers: Sequence[str]) -> Chosen | None:
-        short = 0
+        short, found = 0, list[Chosen | None]()
         for _ in self.units:
             states = self.splits.states(split, short)
             if states is None:
-                return None
+                break
             passing, host = self.takes(states) if states else (0, 0)
             if host <= self.host_bytes:
                 key = frozenset(states.items()), bool(tiers)
                 if key not in self.planned:  # splits whose numbers come to the same
-                    above = _above_disk(states, tiers)
-                    self.planned[key] = self._with(states, passing, above)
-                    if self.planned[key] is None and key not in self.overflows and len(above) < len(tiers):
-                        self.planned[key] = self._with(states, passing, tiers)
+                    self.planned[key] = self._with(states, passing, _above_disk(states, tiers))
                     if key[0] in self.short:
                         self.too_large.append(split)
-                missing = self.overflows.get(key, 0)  # what passes through host memory was not counted
+                chosen, missing = self.planned[key], self.overflows.get(key, 0)
+                if chosen is None and not found and len(_above_disk(states, tiers)) < len(tiers):  # to a busy disk, or with more of the state there
+                    found.append(self._with(states, passing, tiers))
+                found.append(chosen)
                 if not missing or "nvme" not in self.menu.problem.machine.tier_named:
-                    return self.planned[key]
-                short += missing
+                    break
+                short += missing  # what passes through host memory was not counted, or activations have no room there
                 continue
             self.lacks["dram"] = host
             short += host - self.host_bytes
-        return None
+        return min((chosen for chosen in found if chosen is not None), key=lambda chosen: chosen.seconds, default=None)
 
     def _with(self, states: Mapping[str, Placement], passing_bytes: int, tiers: Sequence[str], images: int = FEW_IMAGES) -> Chosen | None:
         """Activations planned in what these states leave of the budget, with so much held all the time by whoever runs updates."""
@@ -517,6 +517,8 @@ class _Search:
                 inner = choose(within, tiers=tiers, min_sent_bytes=self.min_sent_bytes, images=images)
             except InfeasibleBudget as error:
                 self._needs(self.menu.problem.budget_bytes - room + (error.least_bytes or 0))
+                if tiers and _above_disk(states, self.tiers) == (*tiers,) != (*self.tiers,):  # more of the state on disk leaves more of the rest
+                    self.overflows[frozenset(states.items()), True] = max(1, (error.least_bytes or 0) - room)
                 if not tiers:
                     self.short.add(frozenset(states.items()))
                 return None

@@ -6,7 +6,7 @@ A module path has the parameters below it that no longer path has; storages are 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -106,6 +106,8 @@ def with_states(problem: Problem, schedule: Schedule, states: Mapping[str, Place
         problem = _with_buffers(problem, places, problem.machine.processor_named["cpu"], FROM_DISK, PASSING_HOST)
     if update == "after":
         problem = _with_other_copies(problem, alone)
+    else:
+        problem = _with_slower_compute(problem, [op for op, place in places.items() if place.processor == BESIDE])
     return problem, placed(problem, schedule, places, update=update, parameters=frozen)
 
 
@@ -157,6 +159,16 @@ def _with_other_copies(problem: Problem, alone: Problem) -> Problem:
         return max(rate, OTHERS_AFTER * rates.get((link.src, link.dst, lane), 0.0))
 
     return replace(problem, machine=problem.machine.with_rates(faster))
+
+
+def _with_slower_compute(problem: Problem, beside: Sequence[int]) -> Problem:
+    """Updates beside backward take their time from it, about where their gradients are complete: each wants all of the device's memory bandwidth."""
+    graph, device, seconds = problem.graph, problem.machine.device.name, dict(problem.costs.op_seconds)
+    for op in beside:
+        made = [graph.writers[s][-1] for s in graph.ops[op].reads if not graph.storages[s].lasting and graph.writers[s]]
+        if made and (max(made), device) in seconds:
+            seconds[max(made), device] += seconds[op, device]
+    return replace(problem, costs=replace(problem.costs, op_seconds=seconds))
 
 
 def streaming_seconds(problem: Problem, op: Op) -> float:
