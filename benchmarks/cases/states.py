@@ -109,8 +109,9 @@ def run(
             way = ways()[number]
             row = {"case": way.case, "way": way.name, "budget_bytes": way.budget_bytes} | found
             rows.append(row)
-            expected = next((other for other in rows if other["case"] == way.case and other["way"] == BASELINE), row)
-            row["bits"] = None if "losses" not in row else "equal" if row["losses"] == expected.get("losses") else "differ"
+            expected = next((other for other in rows if other["case"] == way.case and other["way"] == BASELINE), {})
+            known = "losses" in row and "losses" in expected
+            row["bits"] = ("equal" if row["losses"] == expected["losses"] else "differ") if known else None
             print(json.dumps(row), flush=True)
             yield row
     for name in only_peers if peers is not None and part in ("eager", "after") else ():
