@@ -1,7 +1,8 @@
 """Updates on the CPU, parameters a second: ours, torch's fused AdamW, and DeepSpeed's CPU Adam if a folder with it is named, one after the other.
 
-Ours reads a bf16 gradient, updates fp32 master and moments and writes the bf16 parameter in one pass; torch's fused update is all fp32, with nothing to
-cast; DeepSpeed's has fp32 parameters and gradients, as ZeRO-Offload gives them to it, its copy to bf16 not counted. Past every cache, the best of a few.
+Ours reads a bf16 gradient, updates fp32 master and moments and writes the bf16 parameter in one pass; torch's fused update is all fp32, with
+nothing to cast; DeepSpeed's has fp32 parameters and gradients, as ZeRO-Offload gives them to it, its copy to bf16 not counted. Past every cache, the
+best of a few.
 
     PEERS_PATH=DIR/deepspeed-0.19.8:DIR/site python -m benchmarks cpu_adam --machine h200
     python -m benchmarks.cases.cpu_adam --parameters 1000000
