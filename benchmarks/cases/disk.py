@@ -34,16 +34,17 @@ def run(*, directory: str | None = None, megabytes: int = MEGABYTES, requests: S
 
 def measured(directory: str, nbytes: int, requests: int) -> tuple[float, float, float]:
     """Bytes a second: written, read, and both together."""
+    from tierwise.execute.blocks import BLOCK_BYTES
     from tierwise.execute.device import CudaDevice
-    from tierwise.execute.host_pool import HostPool
+    from tierwise.execute.host_pool import PAGE_BYTES, HostPool
     from tierwise.execute.null_device import NullDevice
     from tierwise.execute.nvme import NvmeStore
 
     device: Any = CudaDevice() if _has_cuda() else NullDevice(8 << 30)
     chunks = max(2, nbytes // CHUNK_BYTES)
-    pool = HostPool(BUFFERS * (CHUNK_BYTES + 4096) + requests * (16 << 20) + (1 << 20), device)
-    with NvmeStore(directory, chunks * (CHUNK_BYTES + 4096), pool, requests=requests) as store:
-        buffers = [pool.allocate(CHUNK_BYTES, alignment=4096).bytes for _ in range(BUFFERS)]
+    pool = HostPool(BUFFERS * (CHUNK_BYTES + PAGE_BYTES) + requests * BLOCK_BYTES + (1 << 20), device)
+    with NvmeStore(directory, chunks * (CHUNK_BYTES + PAGE_BYTES), pool, requests=requests) as store:
+        buffers = [pool.allocate(CHUNK_BYTES, alignment=PAGE_BYTES).bytes for _ in range(BUFFERS)]
         extents = [store.reserve(CHUNK_BYTES) for _ in range(chunks)]
         under_way: deque[Any] = deque()
 

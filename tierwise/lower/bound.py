@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 
 from ..ir import Choice, Menu, Phase, Role
 from ..policies._milp import Program
 from .choose import hull, keep_everything
 from .image import Image, image
-from .states import StateUnit, shares, state_units, streaming_seconds
+from .states import shares, state_units, streaming_seconds
 
 BUDGET = 10.0  # what the budget is in the linear program, where bytes shall be of the size of seconds
 WEIGHTS = tuple(tenth / 10 for tenth in range(1, 10))  # of the cpu's seconds against the link's
@@ -37,7 +36,7 @@ class Bound:
     `contended`: the machine is as it is with nothing beside, and cpu and link take host memory's bandwidth from each other."""
 
     def __init__(self, menu: Menu, update: str, *, contended: bool = False) -> None:
-        self.menu, self.lines = menu, Program()
+        self.menu, self.lines, self.units = menu, Program(), state_units(menu.problem.graph, menu.homes)
         self.unit = BUDGET / max(1, menu.problem.budget_bytes)
         self.made = image(menu, keep_everything(menu))
         self.outside = _outside_seconds(menu, self.made)
@@ -97,10 +96,10 @@ class Bound:
     def _states(self, update: str) -> None:
         """Shares of all lasting state: updated on the cpu, streamed, and parameters that live elsewhere."""
         menu, lines, problem = self.menu, self.lines, self.menu.problem
-        units, homes = state_units(problem.graph, menu.homes), [home for found in menu.homes.values() for home in found]
+        units, homes = self.units, [home for found in menu.homes.values() for home in found]
         state, gradients = self.unit * sum(unit.state_bytes for unit in units), self.unit * sum(unit.gradient_bytes for unit in units)
         parameters = self.unit * sum(unit.parameter_bytes for unit in units)
-        cpu_seconds = sum(problem.costs.op_seconds.get((op, "cpu"), 0.0) for unit in units for op in unit.updates)
+        cpu_seconds = self.cpu_seconds = sum(problem.costs.op_seconds.get((op, "cpu"), 0.0) for unit in units for op in unit.updates)
         updating = sum(problem.costs.op_seconds[op, problem.machine.device.name] for unit in units for op in unit.updates)
         on_cpu = lines.variable(upper=float(any(home.update == "cpu" for home in homes)))
         streamed = lines.variable(upper=float(any(home.update == "streamed" for home in homes)))
@@ -142,19 +141,22 @@ class Bound:
         problem = self.menu.problem
         if any(home.state == "nvme" for homes in self.menu.homes.values() for home in homes):
             return  # updates of what comes from there have their own pace
-        units = state_units(problem.graph, self.menu.homes)
-        cpu, stream, state = _alone(self.menu, units)
-        if not cpu or not state:
+        stream = sum(streaming_seconds(problem, problem.graph.ops[op]) for unit in self.units for op in unit.updates)
+        coming = self.unit * sum(unit.state_bytes for unit in self.units)  # of what that counts, gradients may be there
+        if not self.cpu_seconds or not coming:
             return
-        on_cpu, streamed, _ = self.shares
-        part = self.not_backward if update == "after" else self.whole
+        mixes = []  # seconds of each alone, in a second of both
+        for part in range(MIXES + 1):
+            on_cpu, on_link = part / MIXES, 1 - part / MIXES
+            rates = shares(on_cpu, on_link, update)
+            both = max(on_cpu / rates.cpu, on_link * coming / (stream * self.in_rate * rates.into))
+            mixes.append((on_cpu / both, on_link / both))
+        cpu_share, stream_share, _ = self.shares
+        lasts = self.not_backward if update == "after" else self.whole
         for weight in WEIGHTS:
-            most = 0.0
-            for mix in range(MIXES + 1):
-                c, s = mix / MIXES, 1 - mix / MIXES
-                rates = shares(c, s, update)
-                most = max(most, (weight * c + (1 - weight) * s) / max(c / rates.cpu, s * state / stream / rates.into))
-            self._below({on_cpu: weight * cpu, streamed: (1 - weight) * stream, **{v: most * SAFE * s for v, s in part.items()}}, 0.0)
+            most = SAFE * max(weight * on_cpu + (1 - weight) * on_link for on_cpu, on_link in mixes)
+            terms = {cpu_share: weight * self.cpu_seconds, stream_share: (1 - weight) * stream}
+            self._below({**terms, **{variable: most * seconds for variable, seconds in lasts.items()}}, 0.0)
 
     def _carried(self, terms: Terms, part: Terms, rate: float) -> None:
         """So much fits through the link in a part of the step."""
@@ -195,15 +197,6 @@ def _going_back(menu: Menu, made: Image) -> tuple[int, int]:
     read = {*graph.ops[op].reads}
     running = sum(unit.parameter_bytes for unit in state_units(graph, menu.homes) if read & {*unit.parameters})
     return graph.live_bytes[op] - saved - graph.ops[op].workspace_bytes, running
-
-
-def _alone(menu: Menu, units: Sequence[StateUnit]) -> tuple[float, float, float]:
-    """Seconds of all updates on the cpu, of all of them streamed as `shares` counts that, and of the state alone on its way to the device."""
-    problem = menu.problem
-    cpu = sum(problem.costs.op_seconds.get((op, "cpu"), 0.0) for unit in units for op in unit.updates)
-    stream = sum(streaming_seconds(problem, problem.graph.ops[op]) for unit in units for op in unit.updates)
-    link = problem.machine.link_between.get(("dram", problem.device_tier))
-    return cpu, stream, sum(unit.state_bytes for unit in units) / link.bytes_per_second if link is not None else 0.0
 
 
 def _classes(menu: Menu, made: Image) -> list[tuple[int, tuple[Choice, ...], int]]:

@@ -149,6 +149,7 @@ class _Search:
         self.borrowed: dict[Split, Chosen] = {}  # with activations that were planned for another split
         self.planned: dict[tuple[frozenset[tuple[str, Placement]], bool], Chosen | None] = {}  # by states, and whether activations are sent
         self.overflows: dict[tuple[frozenset[tuple[str, Placement]], bool], int] = {}  # of these, bytes of host memory that they lack
+        self.on_busy_disk: dict[frozenset[tuple[str, Placement]], Chosen | None] = {}  # with activations sent there, where nothing else was found
         self.short: set[frozenset[tuple[str, Placement]]] = set()  # states that leave the device too little room if all activations stay there
         self.too_large: list[Split] = []  # the splits of these
         self.least_bytes: int | None = None
@@ -480,13 +481,16 @@ class _Search:
             passing, host = self.takes(states) if states else (0, 0)
             if host <= self.host_bytes:
                 key = frozenset(states.items()), bool(tiers)
+                above = _above_disk(states, tiers)
                 if key not in self.planned:  # splits whose numbers come to the same
-                    self.planned[key] = self._with(states, passing, _above_disk(states, tiers))
+                    self.planned[key] = self._with(states, passing, above)
                     if key[0] in self.short:
                         self.too_large.append(split)
                 chosen, missing = self.planned[key], self.overflows.get(key, 0)
-                if chosen is None and not found and len(_above_disk(states, tiers)) < len(tiers):  # to a busy disk, or with more of the state there
-                    found.append(self._with(states, passing, tiers))
+                if chosen is None and not found and len(above) < len(tiers):  # to a busy disk, or with more of the state there
+                    if key[0] not in self.on_busy_disk:
+                        self.on_busy_disk[key[0]] = self._with(states, passing, tiers)
+                    found.append(self.on_busy_disk[key[0]])
                 found.append(chosen)
                 if not missing or "nvme" not in self.menu.problem.machine.tier_named:
                     break
@@ -517,7 +521,7 @@ class _Search:
                 inner = choose(within, tiers=tiers, min_sent_bytes=self.min_sent_bytes, images=images)
             except InfeasibleBudget as error:
                 self._needs(self.menu.problem.budget_bytes - room + (error.least_bytes or 0))
-                if tiers and _above_disk(states, self.tiers) == (*tiers,) != (*self.tiers,):  # more of the state on disk leaves more of the rest
+                if 0 < len(tiers) < len(self.tiers):  # kept off a busy disk: more of the state there leaves more of the rest
                     self.overflows[frozenset(states.items()), True] = max(1, (error.least_bytes or 0) - room)
                 if not tiers:
                     self.short.add(frozenset(states.items()))

@@ -36,33 +36,31 @@ def probe(directory: Path, progress: Progress = lambda what: None) -> Machine:
     cpu = Processor("cpu", "dram", bytes_per_second=_update_rate(), launch_seconds=_host_op_seconds())
     disk = Tier("nvme", shutil.disk_usage(directory).free)
     dram = Tier("dram", host_memory_bytes())
-    to_disk = disk_rates.applied(Link("dram", "nvme", {}, ASSUMED_DISK_LATENCY_SECONDS))
-    from_disk = disk_rates.applied(Link("nvme", "dram", {}, ASSUMED_DISK_LATENCY_SECONDS))
+    to_disk, from_disk = Link("dram", "nvme", {}, ASSUMED_DISK_LATENCY_SECONDS), Link("nvme", "dram", {}, ASSUMED_DISK_LATENCY_SECONDS)
     if not torch.cuda.is_available():
         progress("matrix products on the cpu")
         rates = {"fp32": _product_rate("cpu", torch.float32), "bf16": _product_rate("cpu", torch.bfloat16)}
         cpu = Processor("cpu", "dram", rates, cpu.bytes_per_second, cpu.launch_seconds)
-        return Machine(platform.node() or "here", (dram, disk), (to_disk, from_disk), (cpu,), _source(f"{os.cpu_count()} cores, no GPU"))
+        links = tuple(map(disk_rates.applied, (to_disk, from_disk)))
+        return Machine(platform.node() or "here", (dram, disk), links, (cpu,), _source(f"{os.cpu_count()} cores, no GPU"))
     progress("copies between host and device")
     out, back = measure_device_link()
     hbm = Tier("hbm", torch.cuda.get_device_properties(0).total_memory)
-    links = (
+    ways = (
         Link("hbm", "dram", {"out": out.bytes_per_second}, out.latency_seconds),
         Link(
             "dram", "hbm", {"in": back.bytes_per_second}, back.latency_seconds, fault_seconds=ASSUMED_FAULT_SECONDS, fault_bytes=ASSUMED_FAULT_BYTES
         ),
-        disk_rates.applied(Link("hbm", "nvme", {"out": out.bytes_per_second}, ASSUMED_DISK_LATENCY_SECONDS, "dram", BOUNCE_BYTES)),
-        disk_rates.applied(
-            Link(
-                "nvme",
-                "hbm",
-                {"in": back.bytes_per_second},
-                ASSUMED_DISK_LATENCY_SECONDS,
-                "dram",
-                BOUNCE_BYTES,
-                fault_seconds=ASSUMED_FAULT_SECONDS,
-                fault_bytes=ASSUMED_FAULT_BYTES,
-            )
+        Link("hbm", "nvme", {"out": out.bytes_per_second}, ASSUMED_DISK_LATENCY_SECONDS, "dram", BOUNCE_BYTES),
+        Link(
+            "nvme",
+            "hbm",
+            {"in": back.bytes_per_second},
+            ASSUMED_DISK_LATENCY_SECONDS,
+            "dram",
+            BOUNCE_BYTES,
+            fault_seconds=ASSUMED_FAULT_SECONDS,
+            fault_bytes=ASSUMED_FAULT_BYTES,
         ),
         to_disk,
         from_disk,
@@ -70,7 +68,7 @@ def probe(directory: Path, progress: Progress = lambda what: None) -> Machine:
     progress("matrix products and memory on the device")
     gpu = Processor("gpu", "hbm", _device_rates(), _device_copy_rate(), _kernel_seconds())
     name = torch.cuda.get_device_name(0)
-    return Machine(name, (hbm, dram, disk), links, (gpu, cpu), _source(f"{name}, {os.cpu_count()} cores"))
+    return Machine(name, (hbm, dram, disk), tuple(map(disk_rates.applied, ways)), (gpu, cpu), _source(f"{name}, {os.cpu_count()} cores"))
 
 
 def _source(what: str) -> str:
