@@ -89,6 +89,16 @@ def test_what_only_the_recorded_step_takes_longer_is_nobodys():
         assert [choice.seconds for choice in menu.choices[region]] == pytest.approx([choice.seconds for choice in choices])
 
 
+def test_a_run_waits_where_the_simulated_device_runs_ahead():
+    with fitting(tower(), budget="1MiB") as found:
+        plan = found.prepare((), {"x": torch.randn(512, 8), "target": torch.randn(512, 4)})
+    peaks = plan.predicted.peak_bytes
+    ahead, behind = (
+        replace(plan, predicted=replace(plan.predicted, peak_bytes={tier: factor * peak // 2 for tier, peak in peaks.items()})) for factor in (4, 1)
+    )
+    assert behind.predicted_bytes < plan.peak_bytes == ahead.predicted_bytes
+
+
 def test_a_plan_must_promise_more_than_the_fastest_that_ran():
     with fitting(tower(), budget="1MiB") as found:
         plan = found.prepare((), {"x": torch.randn(512, 8), "target": torch.randn(512, 4)})

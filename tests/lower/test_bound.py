@@ -34,6 +34,12 @@ def test_no_plan_where_nothing_can_leave_and_nothing_fits():
     assert least_seconds(menu(4, 20, bytes_per_second=1e-9)) == float("inf")
 
 
+def test_what_the_first_block_that_goes_back_makes_again_takes_room():
+    # 85 bytes besides, and 30 of that block, kept or made again; the three others make theirs again.
+    assert least_seconds(menu(4, 115, bytes_per_second=1e-9)) == pytest.approx(13 + 3)
+    assert least_seconds(menu(4, 114, bytes_per_second=1e-9)) == float("inf")
+
+
 def test_what_shares_of_state_it_would_move():
     """Four updates, a second each on the device; forward takes eight. A cpu that takes a second, too, does all of them under that. One with ten is
     busy until the rest is done, 40 x = 8 + 4 (1 - x)."""
@@ -54,6 +60,7 @@ def test_what_host_memory_has_no_room_for_is_read_and_written_in_every_step():
     assert least_seconds(question, "backward") == pytest.approx(35)
     in_turn = with_disk(question, {"disk read": 1.0, "disk": 1.0}, {"disk write": 1.0, "disk": 1.0})
     assert least_seconds(in_turn, "backward") == pytest.approx(70)
+    assert least_seconds(menu_with_moments(4, hbm=19, dram=60), "backward") == float("inf")  # the weight of the block that runs does not leave
 
 
 def with_disk(question, read, written):
