@@ -1,8 +1,9 @@
 """Updates on the CPU, parameters a second: ours, torch's fused AdamW, and DeepSpeed's CPU Adam if a folder with it is named, one after the other.
 
-Ours reads a bf16 gradient, updates fp32 master and moments and writes the bf16 parameter in one pass; torch's fused update is all fp32, with
-nothing to cast; DeepSpeed's has fp32 parameters and gradients, as ZeRO-Offload gives them to it, its copy to bf16 not counted. Past every cache, the
-best of a few.
+Ours reads a bf16 gradient, updates fp32 master and moments and writes the bf16 parameter in one pass. Torch's and DeepSpeed's know fp32 only: with
+casts they do the same job, bf16 in and bf16 out, and without they do less. Each with as many threads as ours has found best and with all cores, past
+every cache, the best of a few. All of them wait for memory: the table has the bytes that must pass for each parameter, a line that is only written
+being read first.
 
     PEERS_PATH=DIR/deepspeed-0.19.8:DIR/site python -m benchmarks cpu_adam --machine h200
     python -m benchmarks.cases.cpu_adam --parameters 1000000
@@ -18,7 +19,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 NEEDS = ""
-COLUMNS = ["whose", "threads", "G parameters/s", "of the first"]
+COLUMNS = ["whose", "threads", "G parameters/s", "of the first", "GB/s"]
+PASSED = {
+    "ours": 30,
+    "alone": 28,
+    "with casts": 46,
+}  # 28: gradient 4 or 2 and 2 out, weight, two moments in and out; 30: 2 read before they are written
 PARAMETERS = 1 << 26
 REPEATS = 5
 
@@ -26,7 +32,8 @@ REPEATS = 5
 def run(*, parameters: int = PARAMETERS) -> list[list[Any]]:
     rows: list[list[Any]] = []
     for whose, threads, rate in _rates(parameters):
-        rows.append([whose, threads, rate / 1e9, rate / (1e9 * rows[0][2]) if rows else 1.0])
+        passed = next(bytes for name, bytes in PASSED.items() if whose.endswith(name))
+        rows.append([whose, threads, rate / 1e9, rate / (1e9 * rows[0][2]) if rows else 1.0, passed * rate / 1e9])
         print(rows[-1], flush=True)
     return rows
 
@@ -38,26 +45,29 @@ def _rates(parameters: int) -> Iterator[tuple[str, int, float]]:
 
     ours = best_host(elements=parameters)
     yield "ours", ours.threads, ours.parameters_per_second
-    for threads in sorted({ours.threads, os.cpu_count() or 1}):
-        torch.set_num_threads(threads)
-        yield "torch, fused, all fp32", threads, _best(torch.optim.AdamW([_parameter(parameters)], lr=1e-4, fused=True).step, parameters)
+    makers: dict[str, Callable[[Any], Any]] = {"torch, fused": lambda weights: torch.optim.AdamW([weights], lr=1e-4, fused=True)}
     sys.path[:0] = [path for path in os.environ.get("PEERS_PATH", "").split(os.pathsep) if path]
     try:
         from deepspeed.ops.adam import DeepSpeedCPUAdam  # type: ignore[import-not-found, unused-ignore]
+
+        makers["DeepSpeed's CPU Adam"] = lambda weights: DeepSpeedCPUAdam([weights], lr=1e-4, adamw_mode=True)
     except ImportError as error:
         print(f"without DeepSpeed, which PEERS_PATH has no whole copy of: {error}", file=sys.stderr)
-        return
-    for threads in sorted({ours.threads, os.cpu_count() or 1}):
-        torch.set_num_threads(threads)
-        yield "DeepSpeed's CPU Adam", threads, _best(DeepSpeedCPUAdam([_parameter(parameters)], lr=1e-4, adamw_mode=True).step, parameters)
+    for whose, make in makers.items():
+        for threads in sorted({ours.threads, os.cpu_count() or 1}):
+            torch.set_num_threads(threads)
+            weights = torch.nn.Parameter(torch.randn(parameters))
+            weights.grad = torch.randn(parameters)
+            gradient, out = weights.grad.bfloat16(), weights.detach().bfloat16()
+            step = make(weights).step
+            yield f"{whose}, alone", threads, _best(step, parameters)
+            yield f"{whose}, with casts", threads, _best(lambda: _with_casts(step, weights, gradient, out), parameters)
 
 
-def _parameter(elements: int) -> Any:
-    import torch
-
-    made = torch.nn.Parameter(torch.randn(elements))
-    made.grad = torch.randn(elements)
-    return made
+def _with_casts(step: Callable[[], Any], weights: Any, gradient: Any, out: Any) -> None:
+    weights.grad.copy_(gradient)
+    step()
+    out.copy_(weights.detach())
 
 
 def _best(step: Callable[[], Any], parameters: int) -> float:
