@@ -2,8 +2,7 @@
 
 Ours reads a bf16 gradient, updates fp32 master and moments and writes the bf16 parameter in one pass. Torch's and DeepSpeed's know fp32 only: with
 casts they do the same job, bf16 in and bf16 out, and without they do less. Each with as many threads as ours has found best and with all cores, past
-every cache, the best of a few. All of them wait for memory: the table has the bytes that must pass for each parameter, a line that is only written
-being read first.
+every cache, the best of a few. All of them wait for memory, so the table has the bytes a second that passed at least.
 
     PEERS_PATH=DIR/deepspeed-0.19.8:DIR/site python -m benchmarks cpu_adam --machine h200
     python -m benchmarks.cases.cpu_adam --parameters 1000000
@@ -16,15 +15,14 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 NEEDS = ""
 COLUMNS = ["whose", "threads", "G parameters/s", "of the first", "GB/s"]
-PASSED = {
-    "ours": 30,
-    "alone": 28,
-    "with casts": 46,
-}  # 28: gradient 4 or 2 and 2 out, weight, two moments in and out; 30: 2 read before they are written
+PASSED_BYTES = {"ours": 28, "alone": 28, "with casts": 46}
+"""For each parameter: weight and two moments in and out are 24; gradient and parameter in bf16, the latter past the caches, or a gradient in fp32,
+are 4; casts read 2 and write 4, read 4 and write 2, and what they write is read first."""
 PARAMETERS = 1 << 26
 REPEATS = 5
 
@@ -32,7 +30,7 @@ REPEATS = 5
 def run(*, parameters: int = PARAMETERS) -> list[list[Any]]:
     rows: list[list[Any]] = []
     for whose, threads, rate in _rates(parameters):
-        passed = next(bytes for name, bytes in PASSED.items() if whose.endswith(name))
+        passed = next(passed for name, passed in PASSED_BYTES.items() if whose.endswith(name))
         rows.append([whose, threads, rate / 1e9, rate / (1e9 * rows[0][2]) if rows else 1.0, passed * rate / 1e9])
         print(rows[-1], flush=True)
     return rows
@@ -61,7 +59,7 @@ def _rates(parameters: int) -> Iterator[tuple[str, int, float]]:
             gradient, out = weights.grad.bfloat16(), weights.detach().bfloat16()
             step = make(weights).step
             yield f"{whose}, alone", threads, _best(step, parameters)
-            yield f"{whose}, with casts", threads, _best(lambda: _with_casts(step, weights, gradient, out), parameters)
+            yield f"{whose}, with casts", threads, _best(partial(_with_casts, step, weights, gradient, out), parameters)
 
 
 def _with_casts(step: Callable[[], Any], weights: Any, gradient: Any, out: Any) -> None:
