@@ -53,6 +53,20 @@ def test_times_of_choices_and_rates_of_links_are_those_measured(monkeypatch):
     assert 0.3 * out < slower < 0.55 * out  # a latency is part of each copy
 
 
+def test_a_link_as_slow_beside_updates_as_planned_is_as_fast_alone_as_before(monkeypatch):
+    """Copies took twice as long as alone, and that is what the plan had them take: half of the link is the updates'."""
+    monkeypatch.setattr("tierwise.fitting.feedback.LEAST_COPY_BYTES", 1 << 15)
+    with fitting(tower(), budget="800KiB") as found:
+        plan = found.prepare((), {"x": torch.randn(512, 8), "target": torch.randn(512, 4)})
+    measured, problem = slowed(plan, 1.0, 1.0, 2.0), plan.image.problem
+    beside = replace(problem, machine=problem.machine.with_rates(lambda link, lane, rate: rate / 2))
+    menu = corrected(replace(plan, image=replace(plan.image, problem=beside)), measured, measured.seconds)
+    before, after = (machine.link("hbm", "dram").lanes["out"] for machine in (problem.machine, menu.problem.machine))
+    assert 0.6 * before < after < 1.1 * before  # a latency is part of each copy
+    blamed = corrected(plan, measured, measured.seconds).problem.machine.link("hbm", "dram").lanes["out"]
+    assert after == pytest.approx(2 * blamed)
+
+
 def test_it_happens_by_itself_and_stops(monkeypatch, caplog):
     monkeypatch.setattr(fitted, "LEARNS_ON", {"cpu"})
 

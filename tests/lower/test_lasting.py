@@ -62,18 +62,19 @@ def test_shared_parameters_stay_where_the_state_leaves():
 @pytest.mark.parametrize(
     ("busy", "update", "cpu_share", "out", "into"),
     [
-        ((1, 0), "backward", 0.8, 0.8, 0.7),
+        ((1, 0), "backward", 0.75, 0.8, 0.7),
         ((0, 1), "backward", 1.0, 0.85, 0.85),
-        ((6, 7.2), "backward", 0.6, 0.72, 0.72),
-        ((24, 7.2), "backward", 0.75, 0.78, 0.705),
-        ((6, 28.8), "backward", 0.6, 0.8175, 0.8175),
+        ((5.6, 7.2), "backward", 0.56, 0.72, 0.72),
+        ((22.4, 7.2), "backward", 0.655, 0.78, 0.705),
+        ((5.6, 28.8), "backward", 0.56, 0.8175, 0.8175),
         ((6.6, 6.2), "after", 0.66, 0.62, 0.62),
         ((0, 0), "after", 1, 1, 1),
     ],
 )
 def test_host_memory_is_shared(busy, update, cpu_share, out, into):
-    """Beside copies the cpu updates at 0.8 of its rate, beside streamed state in backward at 0.6, and then the link has 0.72: what takes 6 and 7.2
-    seconds alone takes 10 each. What is busy for a quarter of the other's time is in its way for a quarter of it."""
+    """Beside copies the cpu updates at 0.75 of its rate, beside streamed state in backward at 0.56, and then the link has 0.72: what takes 5.6 and
+    7.2 seconds alone takes 10 each. The cpu that is busy for a quarter of the link's time is in its way for a quarter of it; the other way round a
+    quarter does half of the harm."""
     before = problem()
     after = shared(before, *busy, update=update)
     assert [cost for (_, on), cost in after.costs.op_seconds.items() if on == "cpu"] == pytest.approx([1 / cpu_share] * 2)

@@ -1,9 +1,9 @@
 """What a recorded step says about the costs a plan was made with: times of regions, of what runs between them, and rates of links, for the next plan.
 
 A call that waits for a copy looks slow; so of the calls of one class and choice those count that send nothing, and of these the middle one: a card
-that is kept busy runs slower than its quickest call. Where all send, the quickest. Of the copies over a link the middle one counts. What a call
-whose state is updated elsewhere waited for longer than planned is blamed on these updates. What a recorded step takes longer than one that nobody
-records is the recording's own doing, in all parts of it alike.
+that is kept busy runs slower than its quickest call. Where all send, the quickest. Of the copies over a link the middle one counts, against what the
+plan had of that link beside its updates. What a call whose state is updated elsewhere waited for longer than planned is blamed on these updates. What
+a recorded step takes longer than one that nobody records is the recording's own doing, in all parts of it alike.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def corrected(plan: Plan, measured: Timeline, seconds: float) -> Menu:
             rates[step.src, step.dst].append(graph.storages[step.storage].nbytes / (span.end - span.start))
     ran = {key: min(found) for key, found in sending.items()} | {key: median(found) for key, found in alone.items()}
     choices = {region: tuple(_corrected(choice, region, found, ran) for choice in found) for region, found in menu.choices.items()}
-    machine = _with_rates(menu.problem.machine, {way: median(found) for way, found in rates.items()})
+    machine = _with_rates(menu.problem.machine, plan.image.problem.machine, {way: median(found) for way, found in rates.items()})
     late = _late_seconds(plan, measured)
     problem = _between(replace(menu.problem, machine=machine), plan, seconds - within - late)
     found = replace(menu, choices=choices, problem=problem)
@@ -148,12 +148,14 @@ def _corrected(choice: Choice, region: int, others: tuple[Choice, ...], ran: dic
     )
 
 
-def _with_rates(machine: Machine, measured: dict[tuple[str, str], float]) -> Machine:
-    """Lanes that more than one link uses have one rate: that of the fastest link measured on them."""
+def _with_rates(machine: Machine, as_planned: Machine, measured: dict[tuple[str, str], float]) -> Machine:
+    """By as much faster or slower as links were than planned, where they may have had others beside them. Lanes that more than one link uses have one
+    rate: that of the fastest link measured on them."""
     lanes: dict[str, float] = {}
     for (src, dst), rate in measured.items():
-        slowest = min(machine.link(src, dst).lanes.values())
-        for lane, planned in machine.link(src, dst).lanes.items():
-            if planned == slowest:
-                lanes[lane] = max(rate, lanes.get(lane, 0.0))
+        planned = as_planned.link(src, dst).lanes
+        slowest = min(planned.values())
+        for lane, alone in machine.link(src, dst).lanes.items():
+            if planned[lane] == slowest:
+                lanes[lane] = max(alone * rate / slowest, lanes.get(lane, 0.0))
     return machine.with_rates(lambda _, lane, rate: lanes.get(lane, rate))

@@ -5,6 +5,7 @@ A module path has the parameters below it that no longer path has; storages are 
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,9 +20,10 @@ WITHIN = 1e12  # bytes a second from the device, or host memory, to buffers of w
 # Host memory is shared. Measured on an H200's host (benchmarks/cases/sharing.py): the cpu updates 4.8 G parameters a second with nothing beside it,
 # 4.2 beside plain copies both ways, 3.7 with gradients leaving and parameters coming. Of 55 GB/s a link carries 50 each way when both are busy, 46
 # with updates between them; beside the cpu 36 to 40 in and 40 to 52 out. With updates both here and there, in traces of training steps: after
-# backward 3.1 to 3.4 G a second on the cpu and 33 GB/s in; in backward 2.9 and 39 fit best. Together about 150 GB/s of host memory.
-CPU_BESIDE_COPIES = 0.8
-CPU_BESIDE_UPDATES = {"after": 0.66, "backward": 0.6}
+# backward 3.1 to 3.4 G a second on the cpu and 33 GB/s in; in backward 39, and 0.62 to 0.69 of the cpu's rate alone in eight steps of several mixes,
+# 0.74 and 0.77 in two without updates on the device. A little of those already slows the cpu much. Together about 150 GB/s of host memory.
+CPU_BESIDE_COPIES = {"after": 0.8, "backward": 0.75}
+CPU_BESIDE_UPDATES = {"after": 0.66, "backward": 0.56}
 BOTH_WAYS = 0.85
 OUT_BESIDE_CPU, IN_BESIDE_CPU = 0.8, 0.7
 UPDATES_BESIDE_CPU = {"after": 0.62, "backward": 0.72}
@@ -136,7 +138,7 @@ def shares(cpu_seconds: float, stream_seconds: float, update: str) -> Shares:
     if not longer:
         return Shares(1.0, 1.0, 1.0)
     cpu, stream = cpu_seconds / longer, stream_seconds / longer  # the shorter one is in the other's way for this share of its time
-    slower = CPU_BESIDE_COPIES + stream * (beside_stream - CPU_BESIDE_COPIES)
+    slower = CPU_BESIDE_COPIES[update] + math.sqrt(stream) * (beside_stream - CPU_BESIDE_COPIES[update])
     out, into = ((1 - cpu) * BOTH_WAYS + cpu * (beside_cpu + stream * (beside_both - beside_cpu)) for beside_cpu in (OUT_BESIDE_CPU, IN_BESIDE_CPU))
     return Shares(slower if cpu else 1.0, out, into)
 
