@@ -160,9 +160,10 @@ def fitted_row(way: Way, given: argparse.Namespace, device: Any) -> dict[str, An
             return _loss(self.llama, tokens)
 
     model = Step().train()
+    tokens = _tokens(shape, device)
+    _untouched(model, model, tokens)
     baseline_bytes = _resident_bytes()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    tokens = _tokens(shape, device)
     start = time.perf_counter()
     budget = way.budget_bytes if given.budget is None else given.budget
     stages: dict[str, str] = {}  # what began when, for readers of the file
@@ -257,7 +258,10 @@ def placed_row(way: Way, given: argparse.Namespace, device: Any, room: _Room) ->
     shape = {name: getattr(given, name) or size for name, size in (LARGE if way.shape == "7B" else SHAPE).items()}
     host = HostRate(given.threads or 1, None, 0.0) if given.threads or way.on_device >= 1 else best_host()
     model = _model(shape, given.device, compiled=way.compiled)
-    room.baseline_bytes = room.baseline_bytes or _resident_bytes()  # libraries, and whatever else was there before anything was placed
+    tokens = _tokens(shape, device)
+    if not room.baseline_bytes:
+        _untouched(model, lambda some: _loss(model, some), tokens)
+        room.baseline_bytes = _resident_bytes()  # libraries, and whatever else was there before anything was placed
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     share = way.cpu_share if given.cpu_share is None else given.cpu_share
     states = States(
@@ -271,7 +275,6 @@ def placed_row(way: Way, given: argparse.Namespace, device: Any, room: _Room) ->
     install_seconds = time.perf_counter() - start
     if given.cap and way.budget_bytes:
         device.cap(way.budget_bytes)
-    tokens = _tokens(shape, device)
 
     def settle() -> None:
         states.flush()
@@ -439,6 +442,18 @@ def _loss(model: Any, tokens: Any) -> Any:
     hidden = model.model(input_ids=tokens).last_hidden_state
     total = sum(checkpoint(tail, hidden[n, :-1], tokens[n, 1:], use_reentrant=False) for n in range(len(tokens)))
     return total / (tokens.numel() - len(tokens))
+
+
+def _untouched(model: Any, loss_of: Callable[[Any], Any], tokens: Any) -> None:
+    """Gradients of a few tokens, for what any process that trains has: code of libraries, and what the driver keeps in host memory."""
+    import torch
+
+    with torch.compiler.set_stance("force_eager"):
+        loss_of(tokens[:1, :64]).backward()
+    model.zero_grad()
+    if tokens.is_cuda:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
 
 
 def _resident_bytes() -> int:
