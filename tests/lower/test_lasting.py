@@ -68,13 +68,14 @@ def test_shared_parameters_stay_where_the_state_leaves():
         ((22.4, 7.2), "backward", 0.655, 0.78, 0.705),
         ((5.6, 28.8), "backward", 0.56, 0.8175, 0.8175),
         ((6.6, 6.2), "after", 0.66, 0.62, 0.62),
+        ((26.4, 6.2), "after", 0.765, 0.755, 0.68),
         ((0, 0), "after", 1, 1, 1),
     ],
 )
 def test_host_memory_is_shared(busy, update, cpu_share, out, into):
     """Beside copies the cpu updates at 0.75 of its rate, beside streamed state in backward at 0.56, and then the link has 0.72: what takes 5.6 and
     7.2 seconds alone takes 10 each. The cpu that is busy for a quarter of the link's time is in its way for a quarter of it; the other way round a
-    quarter does half of the harm."""
+    quarter does half of the harm in backward."""
     before = problem()
     after = shared(before, *busy, update=update)
     assert [cost for (_, on), cost in after.costs.op_seconds.items() if on == "cpu"] == pytest.approx([1 / cpu_share] * 2)

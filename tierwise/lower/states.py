@@ -5,7 +5,6 @@ A module path has the parameters below it that no longer path has; storages are 
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ WITHIN = 1e12  # bytes a second from the device, or host memory, to buffers of w
 # 0.74 and 0.77 in two without updates on the device. A little of those already slows the cpu much. Together about 150 GB/s of host memory.
 CPU_BESIDE_COPIES = {"after": 0.8, "backward": 0.75}
 CPU_BESIDE_UPDATES = {"after": 0.66, "backward": 0.56}
+HARM = {"after": 1.0, "backward": 0.5}  # the power by which a share of the time counts
 BOTH_WAYS = 0.85
 OUT_BESIDE_CPU, IN_BESIDE_CPU = 0.8, 0.7
 UPDATES_BESIDE_CPU = {"after": 0.62, "backward": 0.72}
@@ -138,7 +138,7 @@ def shares(cpu_seconds: float, stream_seconds: float, update: str) -> Shares:
     if not longer:
         return Shares(1.0, 1.0, 1.0)
     cpu, stream = cpu_seconds / longer, stream_seconds / longer  # the shorter one is in the other's way for this share of its time
-    slower = CPU_BESIDE_COPIES[update] + math.sqrt(stream) * (beside_stream - CPU_BESIDE_COPIES[update])
+    slower = CPU_BESIDE_COPIES[update] + stream ** HARM[update] * (beside_stream - CPU_BESIDE_COPIES[update])
     out, into = ((1 - cpu) * BOTH_WAYS + cpu * (beside_cpu + stream * (beside_both - beside_cpu)) for beside_cpu in (OUT_BESIDE_CPU, IN_BESIDE_CPU))
     return Shares(slower if cpu else 1.0, out, into)
 
