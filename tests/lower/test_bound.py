@@ -9,7 +9,7 @@ from toy_blocks import menu, menu_with_moments
 
 from tierwise.ir import Placement, Role
 from tierwise.lower import choose_jointly
-from tierwise.lower.bound import Bound, least_seconds
+from tierwise.lower.bound import Bound, least_seconds, mixes
 from tierwise.lower.states import shares
 
 
@@ -87,3 +87,27 @@ def test_the_cpu_and_the_link_share_host_memory():
     best = min(with_both(number / 1000) for number in range(1001))
     assert 0.96 * best < least_seconds(question, "backward") <= best
     assert Bound(question, "backward").least() < 18 < 0.8 * best
+
+
+def test_streamed_updates_take_their_time_from_backward():
+    """Thirteen seconds of forward, loss and backward, and four updates of a second each whose state must pass through the device, over a link that
+    takes no time: beside backward they take their second from it, under the next forward none."""
+    question = menu_with_moments(4, hbm=115)
+    graph = question.problem.graph
+    heavy = replace(graph, storages=tuple(replace(s, nbytes=2000) if s.role is Role.OPTIMIZER_STATE else s for s in graph.storages))
+    machine = question.problem.machine.with_rates(lambda link, lane, rate: 1e9)
+    homes = dict.fromkeys(question.homes, (Placement("host", "streamed", "device", "device"),))
+    question = replace(question, problem=replace(question.problem, graph=heavy, machine=machine), homes=homes)
+    assert least_seconds(question, "backward") == pytest.approx(17, abs=1e-3)
+    assert least_seconds(question, "after") == pytest.approx(13, abs=1e-3)
+
+
+def test_ranges_of_mixes_cover_all_and_promise_no_less_than_any_in_them():
+    for update in ("after", "backward"):
+        found = list(mixes(update))
+        assert [mix.least for mix in found[1:]] == [mix.most for mix in found[:-1]] and (found[0].least, found[-1].most) == (0.0, 1.0)
+        for number in range(1001):
+            part = number / 1000
+            rates = shares(part, 1 - part, update)
+            mix = next(mix for mix in found if mix.least <= part <= mix.most)
+            assert rates.cpu <= mix.cpu and rates.out <= mix.out <= mix.others_out and rates.into <= mix.into <= mix.others_in

@@ -3,55 +3,87 @@
 A step is forward, backward and the updates behind it. As forward turns to backward, every call's saved values are somewhere: as a choice that saves
 less and computes more; below the device, where forward's part of the link has carried them and from where backward's brings them; or there. So they
 are when the first of the calls that are most alike goes back, with its workspace and its parameters. Each part lasts at least as long as its compute;
-what the link carries each way, and what the cpu updates, fits into the step, and with updates after backward into what is not backward; the two share
-host memory. What that has no room for is on the disk, which reads and writes it once in a step. Shares of a call and perfect overlap make all of that
-easier than it is.
+what the link carries each way, and what the cpu updates, fits into the step, and with updates after backward into what is not backward. How fast both
+are depends on how they share the updates, so each range of that is a linear program of its own. What host memory has no room for is on the disk,
+which reads and writes it once in a step. Shares of a call and perfect overlap make all of that easier than it is.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from ..ir import Choice, Menu, Phase, Role
 from ..policies._milp import Program
 from .choose import hull, keep_everything
 from .image import Image, image
-from .states import shares, state_units, streaming_seconds
+from .states import OTHERS_AFTER, shares, state_units, streaming_seconds
 
 BUDGET = 10.0  # what the budget is in the linear program, where bytes shall be of the size of seconds
-WEIGHTS = tuple(tenth / 10 for tenth in range(1, 10))  # of the cpu's seconds against the link's
-MIXES, SAFE = 200, 1.001  # of both, that are looked at; and what may be between them
+RANGES, LOOKS, SAFE = 16, 8, 1.001  # of how updates are shared; rates that are looked at in each; and what may be between these
 Terms = dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Of the seconds that all updates elsewhere would take alone, between these shares are the cpu's. Then the cpu has at most this part of its rate,
+    and the link these of its own, either way, for state and for others."""
+
+    least: float
+    most: float
+    cpu: float = 1.0
+    out: float = 1.0
+    into: float = 1.0
+    others_out: float = 1.0
+    others_in: float = 1.0
+
+
+def mixes(update: str) -> Iterator[Mix]:
+    for place in range(RANGES):
+        parts = [(place + look / LOOKS) / RANGES for look in range(LOOKS + 1)]
+        found = [shares(part, 1 - part, update) for part in parts]
+        cpu, out, into = (SAFE * max(rates) for rates in zip(*found, strict=True))
+        others = OTHERS_AFTER if update == "after" else 0.0
+        yield Mix(parts[0], parts[-1], cpu, out, into, max(out, others), max(into, others))
 
 
 def least_seconds(menu: Menu, update: str = "after") -> float:
     """Seconds of a step below which no program of the menu can get within its budget; infinite if none fits by this count."""
-    return Bound(menu, update, contended=True).least()
+    made, homes = image(menu, keep_everything(menu)), [home for found in menu.homes.values() for home in found]
+    alone = Bound(menu, update, made=made)
+    if any(home.state == "nvme" for home in homes) or all(home.update == "device" for home in homes):
+        return alone.least()  # updates of what comes from a disk have their own pace
+    on_cpu, streamed, _ = alone.shares
+    nowhere_else = alone.lines.solve(fixed={on_cpu: 0.0, streamed: 0.0}).objective
+    return min(nowhere_else, *(Bound(menu, update, mix, made=made).least() for mix in mixes(update)))
 
 
 class Bound:
-    """The lines, each as its name says, with the three parts of the step in seconds and everything else in parts of the budget or shares.
-    `contended`: the machine is as it is with nothing beside, and cpu and link take host memory's bandwidth from each other."""
+    """The lines, each as its name says, with the three parts of the step in seconds and everything else in parts of the budget or shares. Without a
+    mix the machine has its rates whoever is beside."""
 
-    def __init__(self, menu: Menu, update: str, *, contended: bool = False) -> None:
+    def __init__(self, menu: Menu, update: str, mix: Mix | None = None, *, made: Image | None = None) -> None:
         self.menu, self.lines, self.units = menu, Program(), state_units(menu.problem.graph, menu.homes)
         self.unit = BUDGET / max(1, menu.problem.budget_bytes)
-        self.made = image(menu, keep_everything(menu))
+        self.made = made or image(menu, keep_everything(menu))
         self.outside = _outside_seconds(menu, self.made)
         self.forward, self.backward, self.rest = (self.lines.variable(upper=math.inf, cost=1.0) for _ in range(3))
         self.whole: Terms = dict.fromkeys((self.forward, self.backward, self.rest), -1.0)
         self.not_backward: Terms = {self.forward: -1.0, self.rest: -1.0}
-        machine, device = menu.problem.machine, menu.problem.device_tier
-        self.out_rate = self.unit * max((link.bytes_per_second for link in machine.links if link.src == device), default=0.0)
-        self.in_rate = self.unit * max((link.bytes_per_second for link in machine.links if link.dst == device), default=0.0)
+        machine, device, parts = menu.problem.machine, menu.problem.device_tier, mix or Mix(0.0, 1.0)
+        self.out_rate = self.unit * parts.others_out * max((link.bytes_per_second for link in machine.links if link.src == device), default=0.0)
+        self.in_rate = self.unit * parts.others_in * max((link.bytes_per_second for link in machine.links if link.dst == device), default=0.0)
         self.memory: Terms = {}  # at the turn
         self.back: Terms = {}  # as a call goes back
+        self.compute: dict[Phase, Terms] = {Phase.FORWARD: {self.forward: -1.0}, Phase.BACKWARD: {self.backward: -1.0}}
         self.left = self._activations()
-        self._states(update)
-        if contended:
-            self._share_host_memory(update)
+        self._states(update, parts)
+        if mix is not None:
+            self._share(mix)
+        for phase, terms in self.compute.items():
+            self._below(terms, -self.outside[phase])
 
     def least(self) -> float:
         return self.lines.solve().objective
@@ -78,28 +110,25 @@ class Bound:
         self.held = held
         left = lines.variable(upper=activations + saved)
         self.memory[left] = self.back[left] = -1.0
-        compute: dict[Phase, Terms] = {Phase.FORWARD: {self.forward: -1.0}, Phase.BACKWARD: {self.backward: -1.0}}
         of_saved: Terms = {left: 1.0}
         for count, choices, when in _classes(self.menu, self.made):
             parts = [lines.variable(upper=count) for _ in choices]
             lines.constrain([(part, 1.0) for part in parts], lower=count, upper=count)
             for part, choice in zip(parts, choices, strict=True):
-                compute[Phase.FORWARD][part], compute[Phase.BACKWARD][part] = choice.forward_seconds, choice.backward_seconds
+                self.compute[Phase.FORWARD][part], self.compute[Phase.BACKWARD][part] = choice.forward_seconds, choice.backward_seconds
                 self.memory[part], of_saved[part] = self.unit * choice.saved_bytes, -self.unit * choice.saved_bytes
                 self.back[part] = self.unit * ((when >= 0) * choice.saved_bytes + (when == 0) * (choice.backward_workspace_bytes or 0))
         self._below(of_saved, activations)  # what left was there: saved, or held besides
-        for phase, terms in compute.items():
-            self._below(terms, -self.outside[phase])
         self._below({left: 1.0, self.forward: -self.out_rate}, 0.0)
         return left
 
-    def _states(self, update: str) -> None:
+    def _states(self, update: str, parts: Mix) -> None:
         """Shares of all lasting state: updated on the cpu, streamed, and parameters that live elsewhere."""
         menu, lines, problem = self.menu, self.lines, self.menu.problem
         units, homes = self.units, [home for found in menu.homes.values() for home in found]
         state, gradients = self.unit * sum(unit.state_bytes for unit in units), self.unit * sum(unit.gradient_bytes for unit in units)
         parameters = self.unit * sum(unit.parameter_bytes for unit in units)
-        cpu_seconds = self.cpu_seconds = sum(problem.costs.op_seconds.get((op, "cpu"), 0.0) for unit in units for op in unit.updates)
+        self.cpu_seconds = sum(problem.costs.op_seconds.get((op, "cpu"), 0.0) for unit in units for op in unit.updates)
         updating = sum(problem.costs.op_seconds[op, problem.machine.device.name] for unit in units for op in unit.updates)
         on_cpu = lines.variable(upper=float(any(home.update == "cpu" for home in homes)))
         streamed = lines.variable(upper=float(any(home.update == "streamed" for home in homes)))
@@ -114,15 +143,18 @@ class Bound:
         self._below({**self.back, on_cpu: -state, streamed: -state, away: -1.0}, budget - held)
         self._on_disk({on_cpu: state, streamed: state, elsewhere: parameters})
         self._below({self.rest: -1.0, on_cpu: -updating, streamed: -updating}, -updating - self.outside[Phase.UPDATE])
-        self._carried({self.left: 1.0, on_cpu: gradients, streamed: state}, self.whole, self.out_rate)
-        self._carried({self.left: 1.0, streamed: state, elsewhere: 2 * parameters}, self.whole, self.in_rate)
-        self._carried({self.left: 1.0, on_cpu: parameters, streamed: state}, self.whole, self.in_rate)
+        goes, comes = state * parts.others_out / parts.out, state * parts.others_in / parts.into  # as long as so many bytes of others
+        self._carried({self.left: 1.0, on_cpu: gradients, streamed: goes}, self.whole, self.out_rate)
+        self._carried({self.left: 1.0, streamed: comes, elsewhere: 2 * parameters}, self.whole, self.in_rate)
+        self._carried({self.left: 1.0, on_cpu: parameters, streamed: comes}, self.whole, self.in_rate)
         self._carried({self.left: 1.0, elsewhere: parameters}, {self.backward: -1.0}, self.in_rate)
-        self._below({on_cpu: cpu_seconds, **self.whole}, 0.0)
+        self._below({on_cpu: self.cpu_seconds / parts.cpu, **self.whole}, 0.0)
         if update == "after":  # nothing is updated before all gradients are there, and all of it before the next backward
-            self._below({on_cpu: cpu_seconds, **self.not_backward}, 0.0)
-            self._carried({self.left: 1.0, streamed: state}, self.not_backward, self.out_rate)
-            self._carried({streamed: state}, self.not_backward, self.in_rate)
+            self._below({on_cpu: self.cpu_seconds / parts.cpu, **self.not_backward}, 0.0)
+            self._carried({self.left: 1.0, streamed: goes}, self.not_backward, self.out_rate)
+            self._carried({streamed: comes}, self.not_backward, self.in_rate)
+        else:  # an update beside backward takes its time from it
+            self.compute[Phase.BACKWARD][streamed] = updating
 
     def _on_disk(self, below: Terms) -> None:
         """Of what lives below the device, host memory has so much, and the rest is read and written in every step."""
@@ -136,27 +168,12 @@ class Bound:
             busy = sum(1 / (self.unit * link.lanes[lane]) for link in known if lane in link.lanes)
             self._below({disk: busy, **self.whole}, 0.0)
 
-    def _share_host_memory(self, update: str) -> None:
-        """Of cpu and streamed updates, by how long each would take alone: whatever the mix, so much of a weighted sum fits into a second of both."""
+    def _share(self, mix: Mix) -> None:
         problem = self.menu.problem
-        if any(home.state == "nvme" for homes in self.menu.homes.values() for home in homes):
-            return  # updates of what comes from there have their own pace
-        stream = sum(streaming_seconds(problem, problem.graph.ops[op]) for unit in self.units for op in unit.updates)
-        coming = self.unit * sum(unit.state_bytes for unit in self.units)  # of what that counts, gradients may be there
-        if not self.cpu_seconds or not coming:
-            return
-        mixes = []  # seconds of each alone, in a second of both
-        for part in range(MIXES + 1):
-            on_cpu, on_link = part / MIXES, 1 - part / MIXES
-            rates = shares(on_cpu, on_link, update)
-            both = max(on_cpu / rates.cpu, on_link * coming / (stream * self.in_rate * rates.into))
-            mixes.append((on_cpu / both, on_link / both))
-        cpu_share, stream_share, _ = self.shares
-        lasts = self.not_backward if update == "after" else self.whole
-        for weight in WEIGHTS:
-            most = SAFE * max(weight * on_cpu + (1 - weight) * on_link for on_cpu, on_link in mixes)
-            terms = {cpu_share: weight * self.cpu_seconds, stream_share: (1 - weight) * stream}
-            self._below({**terms, **{variable: most * seconds for variable, seconds in lasts.items()}}, 0.0)
+        stream_seconds = sum(streaming_seconds(problem, problem.graph.ops[op]) for unit in self.units for op in unit.updates)
+        on_cpu, streamed, _ = self.shares
+        self._below({on_cpu: (mix.least - 1) * self.cpu_seconds, streamed: mix.least * stream_seconds}, 0.0)
+        self._below({on_cpu: (1 - mix.most) * self.cpu_seconds, streamed: -mix.most * stream_seconds}, 0.0)
 
     def _carried(self, terms: Terms, part: Terms, rate: float) -> None:
         """So much fits through the link in a part of the step."""
