@@ -366,6 +366,10 @@ def _timed(
     while not is_warm() and warm_ups < MOST_WARM_UPS:  # the loop that is timed below: what learns from it shall learn from the same
         step()
         warm_ups += 1
+    if warm_ups > WARM_UPS:  # what was settled last may begin with the next
+        for _ in range(WARM_UPS):
+            step()
+        warm_ups += WARM_UPS
     device.reset_peak()
     exposed, counted, start = device.exposed_seconds(), {name: count() for name, count in counters.items()}, device.moment()
     for _ in range(given.steps):

@@ -218,6 +218,34 @@ def test_calls_that_wait_for_updates_elsewhere_say_that_these_are_slow():
     assert simulate(again.problem, again.schedule).seconds == pytest.approx(late.seconds, rel=0.05)
 
 
+def test_calls_that_wait_less_for_updates_elsewhere_say_that_these_are_fast(monkeypatch):
+    """State is placed, and the cpu was taken for a tenth slower than it is: calls begin when they would with a faster one. The same program is then
+    predicted to be as early, and the cpu to be as fast."""
+    monkeypatch.setattr("tierwise.fitting.feedback.EARLY", 0.0)
+    model, optimizer = model_and_optimizer()
+    with fitting(model, optimizer=optimizer, budget="1200KiB") as found:
+        plan = found.prepare((), batch(0))
+    moved = moved_updates(plan.menu.problem.graph, plan.program.states)
+    costs = plan.menu.problem.costs.op_seconds
+    slow = replace(plan.menu, problem=with_seconds(plan.menu.problem, {key: cost * 2000 for key, cost in costs.items() if key[1] == "cpu"}))
+    made = image(slow, plan.program)
+    late = replace(plan, menu=slow, image=made, predicted=simulate(made.problem, made.schedule))
+    quick = image(
+        replace(slow, problem=with_seconds(slow.problem, {key: cost * 1800 for key, cost in costs.items() if key[1] == "cpu"})), plan.program
+    )
+    ran = replace(simulate(quick.problem, quick.schedule), measured=True)
+    measured = slowed(replace(late, predicted=ran), 1.0, 1.0, 1.0)
+    menu = corrected(late, measured, measured.seconds)
+    again = image(menu, plan.program)
+    assert moved and late.predicted.seconds > 1.05 * measured.seconds
+    assert simulate(again.problem, again.schedule).seconds == pytest.approx(measured.seconds, rel=0.02)
+    assert all(menu.problem.costs.op_seconds[op, "cpu"] == pytest.approx(1800 * costs[op, "cpu"], rel=0.03) for op in moved)
+
+
+def with_seconds(problem, seconds):
+    return replace(problem, costs=replace(problem.costs, op_seconds={**problem.costs.op_seconds, **seconds}))
+
+
 def test_a_call_that_waited_does_not_count():
     """Of three calls that send nothing one is held up; the middle one is what the next plan counts on."""
     model = tower()

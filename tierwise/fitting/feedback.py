@@ -2,13 +2,14 @@
 
 A call that waits for a copy looks slow; so of the calls of one class and choice those count that send nothing, and of these the middle one: a card
 that is kept busy runs slower than its quickest call. Where all send, the quickest. Of the copies over a link the middle one counts, against what the
-plan had of that link beside its updates. What a call whose state is updated elsewhere waited for longer than planned is blamed on these updates. What
-a recorded step takes longer than one that nobody records is the recording's own doing, in all parts of it alike.
+plan had of that link beside its updates. What a call whose state is updated elsewhere waited for longer than planned, or less long, is these updates'
+doing. What a recorded step takes longer than one that nobody records is the recording's own doing, in all parts of it alike.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import mean, median
 
@@ -23,6 +24,8 @@ MOST_CORRECTIONS = 2
 WARM_STEPS = 2  # of a plan: by then everything is compiled and warm
 TIMED_STEPS = 3  # the middle one of these is what a step takes
 MOST_TIMES_SLOWER, HALVINGS = 64.0, 8  # updates than planned; of that range, until a factor is known to 2%
+MOST_TIMES_FASTER = 1.25  # about what plans may take off for whoever is beside
+EARLY = 0.01  # of a step: what calls may have waited less than planned before updates are taken to be faster
 LEAST_COPY_BYTES = 1 << 20  # smaller ones say more about the latency of a link than about its rate
 
 
@@ -51,16 +54,18 @@ def corrected(plan: Plan, measured: Timeline, seconds: float) -> Menu:
     choices = {region: tuple(_corrected(choice, region, found, ran) for choice in found) for region, found in menu.choices.items()}
     machine = _with_rates(menu.problem.machine, plan.image.problem.machine, {way: median(found) for way, found in rates.items()})
     late = _late_seconds(plan, measured)
+    late = 0.0 if -EARLY * seconds < late < 0 else late
     problem = _between(replace(menu.problem, machine=machine), plan, seconds - within - late)
     found = replace(menu, choices=choices, problem=problem)
-    return _with_late_updates(found, plan, seconds) if late > 0 else found
+    return found if not late else _with_late_updates(found, plan, seconds) if late > 0 else _with_early_updates(found, plan, seconds, not rates)
 
 
 def _late_seconds(plan: Plan, measured: Timeline) -> float:
-    """How much longer than planned compute stood still before calls of modules whose state is updated elsewhere."""
+    """How much longer than planned compute stood still before calls of modules whose state is updated elsewhere; less than nothing if it did so for
+    a shorter time."""
     moved = {path for path, place in plan.program.states.items() if place.update != "device"}
     planned, found = _pauses(plan, plan.predicted, moved), _pauses(plan, measured, moved)
-    return max(0.0, sum(found[step] - planned[step] for step in found.keys() & planned.keys()))
+    return sum(found[step] - planned[step] for step in found.keys() & planned.keys())
 
 
 def _pauses(plan: Plan, timeline: Timeline, modules: set[str]) -> dict[int, float]:
@@ -95,12 +100,20 @@ def calls_in(plan: Plan, timeline: Timeline) -> list[RegionCall]:
 
 def _with_late_updates(menu: Menu, plan: Plan, seconds: float) -> Menu:
     """Updates elsewhere as slow as they must be for a step by this plan to take so long."""
-    slow, slower = 1.0, MOST_TIMES_SLOWER
+    return _fitted(lambda factor: _with_slower_updates(menu, factor), 1.0, MOST_TIMES_SLOWER, plan, seconds)
+
+
+def _with_early_updates(menu: Menu, plan: Plan, seconds: float, links: bool) -> Menu:
+    """Updates elsewhere as fast as they must be for a step by this plan to take no longer: on the cpu, and over links that nothing was measured of."""
+    return _fitted(lambda factor: _with_faster_updates(menu, factor, links), 1 / MOST_TIMES_FASTER, 1.0, plan, seconds)
+
+
+def _fitted(made_by: Callable[[float], Menu], least: float, most: float, plan: Plan, seconds: float) -> Menu:
     for _ in range(HALVINGS):
-        middle = (slow * slower) ** 0.5
-        made = image(_with_slower_updates(menu, middle), plan.program)
-        slow, slower = (middle, slower) if simulate(made.problem, made.schedule).seconds < seconds else (slow, middle)
-    return _with_slower_updates(menu, slow)
+        middle = (least * most) ** 0.5
+        made = image(made_by(middle), plan.program)
+        least, most = (middle, most) if simulate(made.problem, made.schedule).seconds < seconds else (least, middle)
+    return made_by(least)
 
 
 def _with_slower_updates(menu: Menu, factor: float) -> Menu:
@@ -112,6 +125,14 @@ def _with_slower_updates(menu: Menu, factor: float) -> Menu:
             if (op.id, "cpu") in seconds:
                 seconds[op.id, "cpu"] *= factor
     return replace(menu, problem=replace(problem, costs=replace(problem.costs, op_seconds=seconds)))
+
+
+def _with_faster_updates(menu: Menu, factor: float, links: bool) -> Menu:
+    problem = menu.problem
+    ends, elsewhere = {problem.device_tier, "dram"}, {"cpu", BESIDE}
+    seconds = {(op, on): factor * cost if on in elsewhere else cost for (op, on), cost in problem.costs.op_seconds.items()}
+    machine = problem.machine.with_rates(lambda link, _, rate: rate / factor if links and {link.src, link.dst} == ends else rate)
+    return replace(menu, problem=replace(problem, machine=machine, costs=replace(problem.costs, op_seconds=seconds)))
 
 
 def _between(problem: Problem, plan: Plan, measured_seconds: float) -> Problem:
