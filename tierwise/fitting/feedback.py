@@ -104,7 +104,7 @@ def _with_late_updates(menu: Menu, plan: Plan, seconds: float) -> Menu:
 
 
 def _with_early_updates(menu: Menu, plan: Plan, seconds: float, links: bool) -> Menu:
-    """Updates elsewhere as fast as they must be for a step by this plan to take no longer: on the cpu, and over links that nothing was measured of."""
+    """Updates elsewhere as fast as they must be for a step by this plan to take no longer, on the cpu and over links that nothing was measured of."""
     return _fitted(lambda factor: _with_faster_updates(menu, factor, links), 1 / MOST_TIMES_FASTER, 1.0, plan, seconds)
 
 
