@@ -4,25 +4,27 @@ A step is forward, backward and the updates behind it. As forward turns to backw
 less and computes more; below the device, where forward's part of the link has carried them and from where backward's brings them; or there. So they
 are when the first of the calls that are most alike goes back, with its workspace and its parameters. Each part lasts at least as long as its compute;
 what the link carries each way, and what the cpu updates, fits into the step, and with updates after backward into what is not backward. How fast both
-are depends on how they share the updates, so each range of that is a linear program of its own. What host memory has no room for is on the disk,
-which reads and writes it once in a step. Shares of a call and perfect overlap make all of that easier than it is.
+are depends on how they share the updates: a linear program for each range of that, of which the one with the least time is divided again. What host
+memory has no room for is on the disk, which reads and writes it once in a step. Shares of a call and perfect overlap make all of that easier than it
+is.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ..ir import Choice, Menu, Phase, Role
 from ..policies._milp import Program
 from .choose import hull, keep_everything
 from .image import Image, image
-from .states import OTHERS_AFTER, shares, state_units, streaming_seconds
+from .states import OTHERS_AFTER, StateUnit, shares, state_units, streaming_seconds
 
 BUDGET = 10.0  # what the budget is in the linear program, where bytes shall be of the size of seconds
-RANGES, LOOKS, SAFE = 16, 8, 1.001  # of how updates are shared; rates that are looked at in each; and what may be between these
+NARROW = 1 / 16  # a range of how updates are shared that is not divided again
+LOOKS, SAFE = 8, 1.001  # rates that are looked at in a range; and what may be between these
 Terms = dict[int, float]
 
 
@@ -40,35 +42,56 @@ class Mix:
     others_in: float = 1.0
 
 
-def mixes(update: str) -> Iterator[Mix]:
-    for place in range(RANGES):
-        parts = [(place + look / LOOKS) / RANGES for look in range(LOOKS + 1)]
-        found = [shares(part, 1 - part, update) for part in parts]
-        cpu, out, into = (SAFE * max(rates) for rates in zip(*found, strict=True))
-        others = OTHERS_AFTER if update == "after" else 0.0
-        yield Mix(parts[0], parts[-1], cpu, out, into, max(out, others), max(into, others))
+def mix_between(least: float, most: float, update: str) -> Mix:
+    found = [shares(part, 1 - part, update) for part in (least + (most - least) * look / LOOKS for look in range(LOOKS + 1))]
+    cpu, out, into = (SAFE * max(rates) for rates in zip(*found, strict=True))
+    others = OTHERS_AFTER if update == "after" else 0.0
+    return Mix(least, most, cpu, out, into, max(out, others), max(into, others))
 
 
 def least_seconds(menu: Menu, update: str = "after") -> float:
     """Seconds of a step below which no program of the menu can get within its budget; infinite if none fits by this count."""
-    made, homes = image(menu, keep_everything(menu)), [home for found in menu.homes.values() for home in found]
-    alone = Bound(menu, update, made=made)
+    facts, homes = Facts.of(menu), [home for found in menu.homes.values() for home in found]
+    alone = Bound(menu, update, facts=facts)
     if any(home.state == "nvme" for home in homes) or all(home.update == "device" for home in homes):
         return alone.least()  # updates of what comes from a disk have their own pace
     on_cpu, streamed, _ = alone.shares
     nowhere_else = alone.lines.solve(fixed={on_cpu: 0.0, streamed: 0.0}).objective
-    return min(nowhere_else, *(Bound(menu, update, mix, made=made).least() for mix in mixes(update)))
+    ranges = [(0.0, 0.0, 1.0)]  # by what is promised, the whole first
+    while ranges[0][0] < nowhere_else:
+        promised, least, most = heapq.heappop(ranges)
+        if most - least <= NARROW:
+            return promised
+        middle = (least + most) / 2
+        for part in ((least, middle), (middle, most)):
+            heapq.heappush(ranges, (Bound(menu, update, mix_between(*part, update), facts=facts).least(), *part))
+    return nowhere_else
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the lines are made of, by a step that keeps everything."""
+
+    units: list[StateUnit]
+    outside: dict[Phase, float]
+    turn: tuple[int, int, int]
+    back: tuple[int, int]
+    classes: list[tuple[int, tuple[Choice, ...], int]]
+
+    @classmethod
+    def of(cls, menu: Menu) -> Facts:
+        made = image(menu, keep_everything(menu))
+        units = state_units(menu.problem.graph, menu.homes)
+        return cls(units, _outside_seconds(menu, made), _at_the_turn(menu, made), _going_back(menu, made), _classes(menu, made))
 
 
 class Bound:
     """The lines, each as its name says, with the three parts of the step in seconds and everything else in parts of the budget or shares. Without a
     mix the machine has its rates whoever is beside."""
 
-    def __init__(self, menu: Menu, update: str, mix: Mix | None = None, *, made: Image | None = None) -> None:
-        self.menu, self.lines, self.units = menu, Program(), state_units(menu.problem.graph, menu.homes)
+    def __init__(self, menu: Menu, update: str, mix: Mix | None = None, *, facts: Facts | None = None) -> None:
+        self.menu, self.lines, self.facts = menu, Program(), facts or Facts.of(menu)
         self.unit = BUDGET / max(1, menu.problem.budget_bytes)
-        self.made = made or image(menu, keep_everything(menu))
-        self.outside = _outside_seconds(menu, self.made)
         self.forward, self.backward, self.rest = (self.lines.variable(upper=math.inf, cost=1.0) for _ in range(3))
         self.whole: Terms = dict.fromkeys((self.forward, self.backward, self.rest), -1.0)
         self.not_backward: Terms = {self.forward: -1.0, self.rest: -1.0}
@@ -83,7 +106,7 @@ class Bound:
         if mix is not None:
             self._share(mix)
         for phase, terms in self.compute.items():
-            self._below(terms, -self.outside[phase])
+            self._below(terms, -self.facts.outside[phase])
 
     def least(self) -> float:
         return self.lines.solve().objective
@@ -106,12 +129,12 @@ class Bound:
     def _activations(self) -> int:
         """Choices and what leaves; the variable of that."""
         lines = self.lines
-        held, activations, saved = (self.unit * nbytes for nbytes in _at_the_turn(self.menu, self.made))
+        held, activations, saved = (self.unit * nbytes for nbytes in self.facts.turn)
         self.held = held
         left = lines.variable(upper=activations + saved)
         self.memory[left] = self.back[left] = -1.0
         of_saved: Terms = {left: 1.0}
-        for count, choices, when in _classes(self.menu, self.made):
+        for count, choices, when in self.facts.classes:
             parts = [lines.variable(upper=count) for _ in choices]
             lines.constrain([(part, 1.0) for part in parts], lower=count, upper=count)
             for part, choice in zip(parts, choices, strict=True):
@@ -125,7 +148,7 @@ class Bound:
     def _states(self, update: str, parts: Mix) -> None:
         """Shares of all lasting state: updated on the cpu, streamed, and parameters that live elsewhere."""
         menu, lines, problem = self.menu, self.lines, self.menu.problem
-        units, homes = self.units, [home for found in menu.homes.values() for home in found]
+        units, homes = self.facts.units, [home for found in menu.homes.values() for home in found]
         state, gradients = self.unit * sum(unit.state_bytes for unit in units), self.unit * sum(unit.gradient_bytes for unit in units)
         parameters = self.unit * sum(unit.parameter_bytes for unit in units)
         self.cpu_seconds = sum(problem.costs.op_seconds.get((op, "cpu"), 0.0) for unit in units for op in unit.updates)
@@ -137,12 +160,12 @@ class Bound:
         self._below({on_cpu: 1.0, streamed: 1.0}, 1.0)
         budget = self.unit * problem.budget_bytes
         self._below({**self.memory, on_cpu: -state, streamed: -state, elsewhere: -parameters}, budget - self.held)
-        held, running = (self.unit * nbytes for nbytes in _going_back(menu, self.made))
+        held, running = (self.unit * nbytes for nbytes in self.facts.back)
         away = lines.variable(upper=parameters - running)  # what the call that runs reads is there
         self._below({away: 1.0, elsewhere: -parameters}, 0.0)
         self._below({**self.back, on_cpu: -state, streamed: -state, away: -1.0}, budget - held)
         self._on_disk({on_cpu: state, streamed: state, elsewhere: parameters})
-        self._below({self.rest: -1.0, on_cpu: -updating, streamed: -updating}, -updating - self.outside[Phase.UPDATE])
+        self._below({self.rest: -1.0, on_cpu: -updating, streamed: -updating}, -updating - self.facts.outside[Phase.UPDATE])
         goes, comes = state * parts.others_out / parts.out, state * parts.others_in / parts.into  # as long as so many bytes of others
         self._carried({self.left: 1.0, on_cpu: gradients, streamed: goes}, self.whole, self.out_rate)
         self._carried({self.left: 1.0, streamed: comes, elsewhere: 2 * parameters}, self.whole, self.in_rate)
@@ -170,7 +193,7 @@ class Bound:
 
     def _share(self, mix: Mix) -> None:
         problem = self.menu.problem
-        stream_seconds = sum(streaming_seconds(problem, problem.graph.ops[op]) for unit in self.units for op in unit.updates)
+        stream_seconds = sum(streaming_seconds(problem, problem.graph.ops[op]) for unit in self.facts.units for op in unit.updates)
         on_cpu, streamed, _ = self.shares
         self._below({on_cpu: (mix.least - 1) * self.cpu_seconds, streamed: mix.least * stream_seconds}, 0.0)
         self._below({on_cpu: (1 - mix.most) * self.cpu_seconds, streamed: -mix.most * stream_seconds}, 0.0)
