@@ -11,7 +11,7 @@ demo: $(INSTALLED)
 	@echo "(put $(BIN) on your PATH to type the commands yourself)"
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"
+	$(BIN)/python -m pytest -n 2 -m "not gpu"
 
 test-gpu: $(INSTALLED)
 	$(BIN)/python -m pytest -m gpu
