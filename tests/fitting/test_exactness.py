@@ -18,8 +18,7 @@ from tierwise.fitting import fitted, menus
 from tierwise.ir import INPUTS, CallPlan, Program
 
 MOST = 4  # keep, cheap, dear and checkpoint
-# A second of tracing for each choice of each class.
-FEWER = dict.fromkeys(("autocast", "dropout", "lora", "lstm", "skip_connections", "t5", "vision_transformer"), (1, 3))
+FEWER = dict.fromkeys(("autocast", "lora", "lstm", "skip_connections", "t5"), (1, 3))  # a second of tracing for each choice of each class
 
 
 def on(name, batch):

@@ -69,13 +69,12 @@ def test_what_no_process_has_begun_is_done_here(tmp_path, monkeypatch):
     assert all(gradient is not None for gradient in _gradients(forward, block, x))
 
 
-def test_what_another_process_would_do_otherwise_stays_here(monkeypatch):
+def test_what_another_process_would_do_otherwise_stays_here():
     class Own:
         pass
 
-    monkeypatch.setattr(torch._inductor.config, "post_grad_custom_pre_pass", Own())
-    assert Elsewhere().lower_later(TracedCall()) is None
-    monkeypatch.undo()
+    with torch._inductor.config.patch(post_grad_custom_pre_pass=Own()):  # set by pytest, it would be no setting at all afterwards
+        assert Elsewhere().lower_later(TracedCall()) is None
     assert Elsewhere().lower_later(TracedCall()) is not None
 
 

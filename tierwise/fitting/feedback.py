@@ -54,10 +54,12 @@ def corrected(plan: Plan, measured: Timeline, seconds: float) -> Menu:
     choices = {region: tuple(_corrected(choice, region, found, ran) for choice in found) for region, found in menu.choices.items()}
     machine = _with_rates(menu.problem.machine, plan.image.problem.machine, {way: median(found) for way, found in rates.items()})
     late = _late_seconds(plan, measured)
-    late = 0.0 if -EARLY * seconds < late < 0 else late
-    problem = _between(replace(menu.problem, machine=machine), plan, seconds - within - late)
-    found = replace(menu, choices=choices, problem=problem)
-    return found if not late else _with_late_updates(found, plan, seconds) if late > 0 else _with_early_updates(found, plan, seconds, not rates)
+    if -EARLY * seconds < late < 0:
+        late = 0.0
+    found = replace(menu, choices=choices, problem=_between(replace(menu.problem, machine=machine), plan, seconds - within - late))
+    if late > 0:
+        return _with_late_updates(found, plan, seconds)
+    return _with_early_updates(found, plan, seconds, not rates) if late else found
 
 
 def _late_seconds(plan: Plan, measured: Timeline) -> float:

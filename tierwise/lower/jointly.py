@@ -21,7 +21,7 @@ from ..errors import InfeasibleBudget, InvalidSchedule, OverCapacity
 from ..ir import CallPlan, Menu, Phase, Placement, Problem, Program, check_schedule, peak_bytes
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
-from .bound import Bound, least_seconds
+from .bound import Bound, Facts, least_seconds
 from .choose import FEW_IMAGES, IMAGES, Chosen, choose, hull, keep_everything, keeping_everything, predicted, recompute_everything, with_budget
 from .compact import compact
 from .image import Image, image, with_lasting
@@ -161,6 +161,7 @@ class _Search:
         self.balance = self._balance()
         self.looks: dict[Split, float] = {}
         self.lines: dict[float, Bound] = {}
+        self.facts: Facts | None = None  # that these have in common
         self.bare: tuple[Mapping[int, CallPlan], Image] | None = None
         parameter_bytes = sum(unit.parameter_bytes for unit in units)
         self.exchange = round(sum(unit.state_bytes for unit in units) / parameter_bytes) if parameter_bytes else 0  # parameters for one unit's state
@@ -242,7 +243,9 @@ class _Search:
         """The linear program in what the device has besides, and so much less of that."""
         if less not in self.lines:
             left = self.busy.budget_bytes - self._besides_bytes()
-            self.lines[less] = Bound(replace(self.menu, problem=self.busy.with_budget(max(1, int(left * (1 - less))))), self.update)
+            self.facts = self.facts or Facts.of(self.menu)
+            within = replace(self.menu, problem=self.busy.with_budget(max(1, int(left * (1 - less)))))
+            self.lines[less] = Bound(within, self.update, facts=self.facts)
         return self.lines[less]
 
     def _by_line(self) -> list[Split]:
