@@ -22,7 +22,7 @@ from .saved import load_program
 
 ROUNDS = 3  # of planning and measuring
 PLAN_SECONDS = 10.0  # of planning in all, not counting what is compiled and timed
-FIRST_SHARE = 0.05  # of these, for each plan that only says what to measure
+FIRST_SHARE, LAST_SHARE = 0.05, 0.6  # of these, for each plan that only says what to measure, and at least for the one that will run
 GUESSED_SECONDS = 2.0  # of planning for a device whose times are guesses
 MANY_COMPILATIONS, MANY_ELSEWHERE = 8, 16  # at once; more where other processes help
 MOST_FURTHER_SECONDS = 10.0  # of compiling and timing after the first round: who waits for the first step has waited for that one already
@@ -85,26 +85,26 @@ class _Timed:
     """A planner with so many seconds in all: a little for plans that say what to measure, the rest for the one that will run."""
 
     def __init__(self, choose: Callable[..., Chosen], seconds: float) -> None:
-        self._choose, self._left, self._first = choose, seconds, FIRST_SHARE * seconds
+        self._choose, self._left, self._first, self._last = choose, seconds, FIRST_SHARE * seconds, LAST_SHARE * seconds
 
     def quickly(self, menu: Menu) -> Chosen | None:
         """None if there is none within the budget, or nothing to choose from."""
         try:
-            return self._within(menu, self._first)
+            return self._within(menu, self._first, explained=False)
         except InfeasibleBudget:
             return None
 
     def thoroughly(self, menu: Menu, seconds: float | None = None) -> Chosen:
-        return self._within(menu, self._left if seconds is None else seconds)
+        return self._within(menu, max(self._last, self._left) if seconds is None else seconds)
 
-    def _within(self, menu: Menu, seconds: float) -> Chosen:
+    def _within(self, menu: Menu, seconds: float, *, explained: bool = True) -> Chosen:
         if not all(menu.choices.values()):
             raise InfeasibleBudget("a region has no choice")
         began = time.monotonic()
         try:
-            return self._choose(menu, min_sent_bytes=MIN_SENT_BYTES, seconds=seconds)
+            return self._choose(menu, min_sent_bytes=MIN_SENT_BYTES, seconds=seconds, explained=explained)
         finally:
-            self._left = max(self._first, self._left - (time.monotonic() - began))
+            self._left -= time.monotonic() - began
 
 
 def _measured_only(menu: Menu) -> Menu:

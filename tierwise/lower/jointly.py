@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import NoReturn
 
 from ..errors import InfeasibleBudget, InvalidSchedule, OverCapacity
@@ -22,9 +20,10 @@ from ..ir import CallPlan, Menu, Phase, Placement, Problem, Program, check_sched
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
 from .bound import Bound, Facts, least_seconds
-from .choose import FEW_IMAGES, IMAGES, Chosen, choose, hull, keep_everything, keeping_everything, predicted, recompute_everything, with_budget
+from .choose import FEW_IMAGES, IMAGES, Chosen, choose, keep_everything, keeping_everything, predicted, with_budget
 from .compact import compact
 from .image import Image, image, with_lasting
+from .looks import Looks
 from .splits import Split, Splits
 from .states import StateUnit, lighter, shared, state_units
 
@@ -58,12 +57,14 @@ def choose_jointly(
     tiers: Sequence[str] = ("dram",),
     min_sent_bytes: int = 0,
     seconds: float = 10.0,
+    explained: bool = True,
     fixed: Mapping[str, Placement] | None = None,
     takes: Callable[[Mapping[str, Placement]], tuple[int, int]] = lambda states: (0, 0),
     on_trial: Callable[[], None] = lambda: None,
 ) -> Chosen:
     """The fastest program found in so many seconds; more than those only to find one at all. `fixed`: state is already where these say.
-    `takes`: what whoever runs updates holds on the device for them all the time, and of host memory in all."""
+    `takes`: what whoever runs updates holds on the device for them all the time, and of host memory in all. `explained`: it says how far it is from
+    what no plan could beat."""
     whole = menu
     if menu.homes:
         menu = compact(menu)
@@ -82,7 +83,7 @@ def choose_jointly(
             break
         machine = menu.problem.machine
         menu = replace(menu, problem=replace(menu.problem, machine=machine.with_capacity("dram", machine.capacity("dram") - 2 * missing)))
-    return _explained(menu, found, update)
+    return _explained(menu, found, update) if explained else found
 
 
 def _remembering(takes: Callable[[Mapping[str, Placement]], tuple[int, int]]) -> Callable[[Mapping[str, Placement]], tuple[int, int]]:
@@ -118,17 +119,6 @@ def _above_disk(states: Mapping[str, Placement], tiers: Sequence[str]) -> tuple[
     return tuple(tier for tier in tiers if not (busy and tier == "nvme"))
 
 
-def _gains(menu: Menu) -> list[tuple[float, int]]:
-    """Seconds that all calls of a class save by the next larger choice, and its bytes: what is worth most first."""
-    calls = Counter(call.region for call in menu.problem.graph.calls)
-    found = []
-    for region, choices in menu.choices.items():
-        for more, less in pairwise(hull(choices)):
-            gain = less.forward_seconds + less.backward_seconds - more.forward_seconds - more.backward_seconds
-            found.append((calls[region] * gain, calls[region] * (more.saved_bytes - less.saved_bytes)))
-    return sorted(((gain, size) for gain, size in found if gain > 0), key=lambda one: -one[0] / max(1, one[1]))
-
-
 class _Search:
     def __init__(
         self,
@@ -159,14 +149,12 @@ class _Search:
         self.busy = shared(menu.problem, update=update)  # the machine while both update
         self.may_hold = update == "after" and any((h.update, h.gradients) == ("streamed", "device") for homes in menu.homes.values() for h in homes)
         self.balance = self._balance()
-        self.looks: dict[Split, float] = {}
+        self.looks = Looks(menu, units, self.splits, update, takes)
         self.lines: dict[float, Bound] = {}
         self.facts: Facts | None = None  # that these have in common
         self.bare: tuple[Mapping[int, CallPlan], Image] | None = None
         parameter_bytes = sum(unit.parameter_bytes for unit in units)
         self.exchange = round(sum(unit.state_bytes for unit in units) / parameter_bytes) if parameter_bytes else 0  # parameters for one unit's state
-        self.recomputed = recompute_everything(menu)
-        self.gains = _gains(menu)
 
     def _balance(self) -> float:
         """The share of updates that go through the device when the cpu and the link are done with theirs at the same time."""
@@ -180,7 +168,7 @@ class _Search:
     def run(self) -> Chosen:
         count = len(self.units)
         numbers = sorted({round(share * count) for share in SHARES})
-        alone = self._try(Split())
+        alone = self._try(Split()) if self.looks.resident_bytes({}) < self.menu.problem.budget_bytes else None
         movable = sum(unit.state_bytes + unit.parameter_bytes + unit.gradient_bytes for unit in self.units)
         if alone is None and self.least_bytes is not None and self.least_bytes - self.menu.problem.budget_bytes > movable:
             self._refuse()
@@ -192,7 +180,8 @@ class _Search:
         if alone is not None and alone.seconds * WORTH_IT <= least * OUT_OF_REACH:
             return self._closer(alone)
         looked_at = self._looked_at(promising)
-        promising = [split for split in looked_at if self.looks[split] <= self.looks[looked_at[0]] * WORTH_PLANNING][:LOOKED_AT] or promising
+        seconds = self.looks.seconds
+        promising = [split for split in looked_at if seconds[split] <= seconds[looked_at[0]] * WORTH_PLANNING][:LOOKED_AT] or promising
         for split in promising:
             if self._try(split, (False,)) is None and split.held:
                 self._try(replace(split, held=0.0), (False,))
@@ -204,7 +193,7 @@ class _Search:
                 self._try(Split(count, 0, streamed))
                 for parameters in reversed(numbers[1:]):
                     self._try(Split(count, parameters, streamed))
-        if self._best() is None:
+        if self._best() is None and self._try(Split()) is None:  # which says what is needed
             self._refuse()
         self._descend()
         for split in promising:  # with the time that is left
@@ -264,22 +253,22 @@ class _Search:
         """What a quick look at these and at what is near the best of them finds, the best first."""
         until = self.began + LOOKS_SHARE * (self.deadline - self.began)
         count, line = len(self.units), self._line(0.0)
-        least = line.least()
+        least, looks = line.least(), self.looks
         first = Split(max(0, count - 2), 0, 0.0, float(self.may_hold))  # the units that the next step begins with stay
         shares = (0.0, self.balance / 2, self.balance)
         others = (replace(first, parameters=round(share * first.state), streamed=streamed) for share in HALVES for streamed in shares)
         for seed in (*self._by_line(), *(other for other in others if line.with_shares(*other.shares_of(count)) < least * HOPELESS), *seeds):
-            self._look(seed)
-        best = min(self.looks, key=self.looks.__getitem__, default=None)
-        if best is None or self.looks[best] == float("inf"):  # nothing fits in which no activation leaves
+            if time.monotonic() < until or not looks.seconds:
+                looks.at(seed)
+        if not looks.seconds:  # nothing fits in which no activation leaves
             return []
+        best = looks.best()[0]
         left = self._near(best)
         while left and time.monotonic() < until:
-            split = left.pop(0)
-            self._look(split)
-            if self.looks[split] < self.looks[best]:
-                best, left = split, [near for near in self._near(split) if near not in self.looks]
-        return sorted((split for split, seconds in self.looks.items() if seconds < float("inf")), key=self.looks.__getitem__)
+            split = looks.at(left.pop(0))
+            if split is not None and looks.seconds[split] < looks.seconds[best]:
+                best, left = split, self._near(split)
+        return looks.best()
 
     def _near(self, split: Split) -> list[Split]:
         """Large changes before small ones."""
@@ -295,37 +284,11 @@ class _Search:
                 found.append(replace(split, held=split.held + change / 8))
         return [one for one in found if one.is_of(count)]
 
-    def _look(self, split: Split) -> None:
-        """A step with every call recomputed, less about what would be saved by what there is room for."""
-        if split in self.looks:
-            return
-        self.looks[split] = float("inf")
-        states = self.splits.states(split)
-        passing, host = self.takes(states) if states else (0, 0)
-        if not states or host > self.host_bytes:
-            return
-        made = with_lasting(self._bare(self.recomputed), states, self.update)
-        peaks = peak_bytes(made.problem, made.schedule)
-        room = self.menu.problem.budget_bytes - passing - peaks[made.problem.device_tier]
-        if room >= 0 and peaks["dram"] <= self.host_bytes:
-            self.looks[split] = simulate(made.problem.with_budget(self.menu.problem.budget_bytes), made.schedule).seconds - self._saved_in(room)
-
     def _bare(self, program: Program) -> Image:
         """Of what is planned for activations alone: many splits are looked at with the same."""
         if self.bare is None or self.bare[0] is not program.calls:
             self.bare = program.calls, image(self.menu, replace(program, states={}))
         return self.bare[1]
-
-    def _saved_in(self, nbytes: float) -> float:
-        """Seconds of recomputation that so much memory saves, by half: where compute waits for updates they count for little."""
-        seconds = 0.0
-        for gain, size in self.gains:
-            part = min(1.0, nbytes / size) if size else 1.0
-            seconds += part * gain
-            nbytes -= part * size
-            if nbytes <= 0:
-                break
-        return seconds / 2
 
     def _besides_bytes(self) -> int:
         """What a call of a region takes while it runs, at least, and what updates take all the time: more than the linear program knows of."""
@@ -393,6 +356,8 @@ class _Search:
         """Of the best and those that come near it the one that is fastest with each update by itself, as it will be predicted."""
         known = [chosen for chosen in (*self.tried.values(), *self.borrowed.values()) if chosen is not None and chosen is not best]
         near = sorted((chosen for chosen in known if chosen.seconds <= best.seconds * DETAILED), key=lambda chosen: chosen.seconds)
+        if not near:
+            return best
         found: list[tuple[float, int, Chosen]] = []
         for number, chosen in enumerate([best, *near[:MOST_FINALISTS]]):
             if number > FINALISTS and time.monotonic() > until:

@@ -15,6 +15,7 @@ from ..policies._lasting import Away, placed
 from .coarse import renumber
 
 BESIDE, FROM_DISK = "gpu, updates", "cpu, from disk"
+MASTER = ".master"  # what a capture's name of one ends with
 WITHIN = 1e12  # bytes a second from the device, or host memory, to buffers of what passes through it and back
 # Host memory is shared. Measured on an H200's host (benchmarks/cases/sharing.py): the cpu updates 4.8 G parameters a second with nothing beside it,
 # 4.2 beside plain copies both ways, 3.7 with gradients leaving and parameters coming. Of 55 GB/s a link carries 50 each way when both are busy, 46
@@ -100,6 +101,7 @@ def with_states(problem: Problem, schedule: Schedule, states: Mapping[str, Place
             frozen |= {storage: TIER_OF[place.parameters] for storage in unit.parameters if not problem.graph.writers[storage]}
     if not places and not frozen:
         return problem, schedule
+    problem = replace(problem, graph=_with_made_anew(problem.graph, [op for op, place in places.items() if place.processor == BESIDE]))
     alone, problem = problem, shared(problem, *_busy_seconds(problem, places), update=update)
     if any(place.processor == BESIDE for place in places.values()):
         # Before the cpu: what passes through the device is issued behind the stream's own work, not behind what the cpu updates.
@@ -111,6 +113,17 @@ def with_states(problem: Problem, schedule: Schedule, states: Mapping[str, Place
     else:
         problem = _with_slower_compute(problem, [op for op, place in places.items() if place.processor == BESIDE])
     return problem, placed(problem, schedule, places, update=update, parameters=frozen)
+
+
+def _with_made_anew(graph: Graph, streamed: Collection[int]) -> Graph:
+    """With parameters that these updates make from their masters as what they are, overwritten: the old ones do not come for it."""
+    ops = list(graph.ops)
+    for number in streamed:
+        op = ops[number]
+        if any(graph.storages[s].name.endswith(MASTER) for s in op.mutates):
+            made = tuple(s for s in op.mutates if graph.storages[s].role is Role.PARAM)
+            ops[number] = replace(op, writes=op.writes + made, mutates=tuple(s for s in op.mutates if s not in made))
+    return replace(graph, ops=tuple(ops)) if streamed else graph
 
 
 def _busy_seconds(problem: Problem, places: Mapping[int, Away]) -> tuple[float, float]:

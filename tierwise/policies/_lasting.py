@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
 
-from ..ir import Compute, Copy, Free, Op, Phase, Problem, Role, Schedule, Step
+from ..ir import PASSING, Compute, Copy, Free, Op, Phase, Problem, Role, Schedule, Step
 from ._in_time import Piece, over_by
 from ._in_time import piece as piece_of
 from ._in_time import run as in_time
@@ -203,6 +203,10 @@ class _Away:
         """Whether gradients wait in host memory for state that comes there."""
         return self.device not in (place.gradients, place.state) and place.state != place.gradients
 
+    def _passes_through(self, op: int) -> bool:
+        """Whether the device updates it, be that in its memory or in buffers that are counted elsewhere."""
+        return self.works_in[self.places[op].processor] in (self.device, PASSING)
+
     def _is_elsewhere(self, op: int) -> bool:
         return self.works_in[self.places[op].processor] != self.device
 
@@ -338,7 +342,7 @@ class _Away:
 
     def _on_their_way(self, updates: Sequence[int]) -> int:
         """For how many before the last of these updates state is on its way or there when that of the last one comes."""
-        if self._is_elsewhere(updates[-1]):
+        if not self._passes_through(updates[-1]):
             return min(1, len(updates) - 1)  # the cpu has the next from the disk while one is in work
         nbytes, count = 0, 0
         for op in reversed(updates[:-1][-MOST_ON_THEIR_WAY:]):

@@ -1,0 +1,114 @@
+"""Quick looks at splits of lasting state: what a step comes to with every call recomputed, less about what the room that is left would save.
+
+A split that does not fit is looked at with more parameters elsewhere, as few as it takes: who asks names what stays and who updates the rest.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import pairwise
+
+from ..ir import ON_DEVICE, Menu, Placement, peak_bytes
+from ..simulate import simulate
+from .choose import hull, recompute_everything
+from .image import Image, image, with_lasting
+from .splits import Split, Splits
+from .states import StateUnit
+
+TRIES = 6  # to make a split fit
+SURELY = 0.8  # of what looks found beside lasting state: another split takes that much, too
+
+
+class Looks:
+    """`takes`: what whoever runs updates holds on the device for them all the time, and of host memory in all."""
+
+    def __init__(
+        self, menu: Menu, units: Sequence[StateUnit], splits: Splits, update: str, takes: Callable[[Mapping[str, Placement]], tuple[int, int]]
+    ) -> None:
+        self.menu, self.units, self.splits, self.update, self.takes = menu, units, splits, update, takes
+        self.seconds: dict[Split, float] = {}  # of those that fit
+        self._fitting: dict[Split, Split | None] = {}
+        self._beside = 0  # bytes of the device besides lasting state, the least that one of these took
+        self._gains = _gains(menu)
+
+    @cached_property
+    def _bare(self) -> Image:
+        return image(self.menu, recompute_everything(self.menu))
+
+    def at(self, split: Split) -> Split | None:
+        """The split, or the nearest lighter one, whose seconds are known then. None: it does not fit, nor what is a little lighter."""
+        if split not in self._fitting:
+            self._fitting[split] = self._fitted(split)
+        return self._fitting[split]
+
+    def best(self) -> list[Split]:
+        """The fastest first."""
+        return sorted(self.seconds, key=self.seconds.__getitem__)
+
+    def resident_bytes(self, states: Mapping[str, Placement]) -> int:
+        """Of lasting state on the device all the time."""
+        found = 0
+        for unit in self.units:
+            place = states.get(unit.path, ON_DEVICE)
+            found += unit.state_bytes * (place.update == "device") + unit.parameter_bytes * (place.parameters == "device")
+        return found
+
+    def _fitted(self, split: Split) -> Split | None:
+        problem, host_bytes = self.menu.problem, self.menu.problem.machine.capacity("dram")
+        for _ in range(TRIES):
+            states = self.splits.states(split)
+            if split in self.seconds or not states:
+                return split if states else None
+            passing, host = self.takes(states)
+            resident = self.resident_bytes(states)
+            lacks = resident + int(SURELY * self._beside) + passing - problem.budget_bytes
+            if lacks <= 0 and host <= host_bytes:
+                made = with_lasting(self._bare, states, self.update)
+                peaks = peak_bytes(made.problem, made.schedule)
+                peak, host = peaks[problem.device_tier], max(host, peaks["dram"])
+                self._beside = min(self._beside or sys.maxsize, peak - resident)
+                lacks = peak + passing - problem.budget_bytes
+                if lacks <= 0 and host <= host_bytes:
+                    seconds = simulate(made.problem.with_budget(problem.budget_bytes), made.schedule).seconds
+                    self.seconds[split] = seconds - self._saved_in(-lacks)
+                    return split
+            lighter = self._lighter(split, lacks)
+            if host > host_bytes or lighter is None:
+                return None
+            split = lighter
+        return None
+
+    def _lighter(self, split: Split, nbytes: int) -> Split | None:
+        """With about so much more of parameters elsewhere; state, where those are gone."""
+        more = max(1, nbytes // max(1, *(unit.parameter_bytes for unit in self.units)))
+        if split.parameters < split.state:
+            return replace(split, parameters=min(split.state, split.parameters + more))
+        if split.state < len(self.units):
+            return replace(split, state=split.state + 1, parameters=split.parameters + 1)
+        return None
+
+    def _saved_in(self, nbytes: float) -> float:
+        """Seconds of recomputation that so much memory saves, by half: where compute waits for updates they count for little."""
+        seconds = 0.0
+        for gain, size in self._gains:
+            part = min(1.0, nbytes / size) if size else 1.0
+            seconds += part * gain
+            nbytes -= part * size
+            if nbytes <= 0:
+                break
+        return seconds / 2
+
+
+def _gains(menu: Menu) -> list[tuple[float, int]]:
+    """Seconds that all calls of a class save by the next larger choice, and its bytes: what is worth most first."""
+    calls = Counter(call.region for call in menu.problem.graph.calls)
+    found = []
+    for region, choices in menu.choices.items():
+        for more, less in pairwise(hull(choices)):
+            gain = less.forward_seconds + less.backward_seconds - more.forward_seconds - more.backward_seconds
+            found.append((calls[region] * gain, calls[region] * (more.saved_bytes - less.saved_bytes)))
+    return sorted(((gain, size) for gain, size in found if gain > 0), key=lambda one: -one[0] / max(1, one[1]))
