@@ -75,3 +75,20 @@ def test_a_further_round_that_takes_long_is_left_out(monkeypatch):
     assert set(chosen) == {"checkpoint", "keep"} and asked == [["checkpoint"], ["keep"]]
     monkeypatch.setattr(programs, "MOST_FURTHER_SECONDS", -1.0)
     assert plan(monkeypatch, menu(4, 120), {}) == (["checkpoint"] * 4, [["checkpoint"]])
+
+
+def test_the_plan_that_runs_has_its_share_of_the_time(monkeypatch):
+    """Of ten seconds those that only say what to measure may have taken nine: six are left for the last one, all that is left if that is more."""
+    clock = iter([0.0, 9.0, 9.0, 20.0, 20.0, 20.5])
+    monkeypatch.setattr(programs.time, "monotonic", lambda: next(clock))
+    given = []
+    timed = programs._Timed(lambda question, **options: given.append(options["seconds"]), 10.0)
+    timed.quickly(menu(1, 1000))
+    timed.thoroughly(menu(1, 1000))
+    assert given == [0.5, 6.0]
+    given.clear()
+    timed = programs._Timed(lambda question, **options: given.append(options["seconds"]), 10.0)
+    timed.quickly(menu(1, 1000))
+    clock = iter([20.5, 20.5])
+    timed.thoroughly(menu(1, 1000))
+    assert given == [0.5, 9.5]

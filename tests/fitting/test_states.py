@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from torch import nn
 import tierwise
 from tierwise.errors import BadInput, InfeasibleBudget, OutOfHostMemory, UnknownName
 from tierwise.execute.null_device import NullDevice
+from tierwise.execute.states.gradients import LEAVING_BYTES
 from tierwise.fitting import fitted, plan_of
 from tierwise.fitting.homes import homes_of
+from tierwise.fitting.lasting import Lasting
 from tierwise.ir import ON_DEVICE, Placement, peak_bytes
 from tierwise.lower import image, keep_everything
 from tierwise.lower.bound import least_seconds
@@ -282,3 +285,10 @@ def test_room_is_left_for_holes_between_what_comes_and_goes():
         assert lasting.holes_bytes({"blocks.0": waiting, "blocks.1": waiting}) == 5 * nbytes + 2 * nbytes // 16
     with fitting(model, optimizer=optimizer, budget=760 * KIB) as found:
         assert found.lasting.holes_bytes({"blocks.0": waiting}) == 760 * KIB // 8 < 5 * nbytes
+
+
+@pytest.mark.parametrize(("largest", "budget", "expected"), [(200, 8000, 300), (200, 4000, 200), (10, 8000, 160), (10, 10**12, LEAVING_BYTES)])
+def test_gradients_of_a_module_leave_while_it_goes_back(largest, budget, expected):
+    """One and a half times the largest module's, within a twentieth of the budget; where modules are small what the link likes, within a fiftieth."""
+    known = SimpleNamespace(_least_leaving_bytes=min(LEAVING_BYTES, budget // 50), _budget_bytes=budget, _sizes=lambda placements, size: [5, largest])
+    assert Lasting._leaving_bytes(known, {}) == expected

@@ -10,7 +10,7 @@ from toy_blocks import IN_HOST, ON_DISK, chain, menu_with_moments
 
 from tierwise import policies
 from tierwise.errors import NotExecutable
-from tierwise.ir import ON_DEVICE, PASSING, Costs, Phase, Placement, Problem
+from tierwise.ir import ON_DEVICE, PASSING, Copy, Costs, Phase, Placement, Problem, check_schedule
 from tierwise.lower import image, keep_everything
 from tierwise.lower.lasting import homes_in
 from tierwise.lower.states import shared
@@ -91,6 +91,36 @@ def test_updates_beside_backward_take_their_time_from_it():
     for when, expected in (("backward", [2.0, 1.0]), ("after", [1.0, 1.0])):
         problem = image(question, replace(keep_everything(question), states=states, update=when)).problem
         assert [problem.device_seconds[op.id] for op in problem.graph.ops if op.name in ("block1.backward", "block0.backward")] == expected
+
+
+def streamed(length, **renamed):
+    """Everybody's state passes through the device, the parameters live in host memory."""
+    question = menu_with_moments(length)
+    home = Placement("host", "streamed", "host", "device")
+    storages = tuple(replace(s, name=s.name.replace(".moments", renamed.get("moments", ".moments"))) for s in question.problem.graph.storages)
+    question = replace(question, problem=replace(question.problem, graph=replace(question.problem.graph, storages=storages)))
+    question = replace(question, homes={f"block{n}": (ON_DEVICE, home) for n in range(length)})
+    states = {f"block{n}": home for n in range(length)}
+    return image(question, replace(keep_everything(question), states=states, update="backward"))
+
+
+@pytest.mark.parametrize(("moments", "comes"), [(".moments", ["weight", "moments"]), (".master", ["master"])])
+def test_a_parameter_that_is_made_from_its_master_does_not_come_for_its_update(moments, comes):
+    made = streamed(1, moments=moments)
+    check_schedule(made.problem, made.schedule)
+    copies = [step for step in made.schedule.steps if isinstance(step, Copy)]
+    name = {storage.id: storage.name.rpartition(".")[2] for storage in made.problem.graph.storages}
+    assert sorted(name[step.storage] for step in copies if step.dst == PASSING and step.src == "dram") == sorted(comes)
+    left = {name[step.storage] for step in copies if step.src == PASSING and step.dst == "dram"}
+    assert left == {"weight", moments[1:]}, "what the update makes goes home either way"
+
+
+def test_state_is_on_its_way_through_the_device_by_bytes_not_by_updates():
+    """Six updates of 20 bytes: all that comes at once is less than a few chunks, so nobody's state waits until another's has left."""
+    made = streamed(6)
+    moments = {storage.id for storage in made.problem.graph.storages if storage.name.endswith(".moments")}
+    ways = [(step.src, step.dst) for step in made.schedule.steps if isinstance(step, Copy) and step.storage in moments]
+    assert ways.index((PASSING, "dram")) >= 3, ways
 
 
 def test_after_backward_other_copies_are_faster_than_state():

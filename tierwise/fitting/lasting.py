@@ -24,6 +24,7 @@ from ..execute.states.updates import STAGING_BUFFERS
 from ..ir import ON_DEVICE, Placement, Program
 
 PASSING_SHARE = 50  # of the budget, one part in so many for gradients that leave, and for state that is streamed
+LEAVING_UNITS, LEAVING_SHARE = 1.5, 20  # gradients of the largest module so many times may leave at once, where that is less than such a part of it
 HELD_SHARE = 10  # of the budget, one part in so many for gradients whose updates are under way during backward
 MOST_UNITS_IN_FLIGHT = 4
 HOLES_UNITS = 5  # the largest module's parameters so many times are what is lost between blocks where they come and go: 0.7 to 1.3 GB of 0.23 each
@@ -46,7 +47,7 @@ class Lasting:
             parameter.device != session.device.torch_device for parameter in session.model.parameters()
         )
         share = budget_bytes // PASSING_SHARE
-        self._leaving_bytes = min(LEAVING_BYTES, share)
+        self._least_leaving_bytes = min(LEAVING_BYTES, share)
         widest = max((parameter.element_size() for parameter in session.model.parameters()), default=1)
         state = MASTERED_BYTES if masters == "fp32" else TORCHS_ROWS * widest
         # A buffer has state, gradient and parameter of a chunk.
@@ -86,13 +87,18 @@ class Lasting:
         in_flight = self._units_in_flight(placements)
         make = partial(
             States, self._session.model, self._optimizer, placements, self._session.device, update=self._update, masters=self._masters,
-            source=self._source, leaving_bytes=self._leaving_bytes, stream_chunk_elements=self._stream_chunk_elements(placements),
+            source=self._source, leaving_bytes=self._leaving_bytes(placements), stream_chunk_elements=self._stream_chunk_elements(placements),
             units_in_flight=in_flight, threads=self.host.threads if self.host else None, cpus=self.host.cpus if self.host else None,
         )  # fmt: skip
         states, left = make(), self._below.host_left_bytes
         needs = states.needs()
         room = (int(available_host_bytes() * ROOMY_SHARE) if left is None else left) + self._reserved[0]
         return states if needs.host_bytes + needs.parameter_host_bytes <= room else make(gradient_blocks=in_flight + 1)
+
+    def _leaving_bytes(self, placements: Mapping[str, Placement]) -> int:
+        """Of gradients on their way to host memory: where a module's are more, its own backward waits for the link."""
+        wanted = int(LEAVING_UNITS * max(self._sizes(placements, _nbytes), default=0))
+        return max(self._least_leaving_bytes, min(wanted, self._budget_bytes // LEAVING_SHARE))
 
     def _stream_chunk_elements(self, placements: Mapping[str, Placement]) -> int:
         """Of state that passes through the device: what the link likes, more where a module would come in very many, within the room for it."""
