@@ -1,6 +1,7 @@
 """Result files and the page made from them: `python -m benchmarks.results` makes RESULTS.md again.
 
-A result is one file, results/<machine>/<date>-<case>.json; <machine> is "simulated" where nothing ran on hardware:
+A result is one file, results/<machine>/<date>-<case>.json; <machine> is "simulated" where nothing ran on hardware. What is simulated again replaces
+it; what is measured again on the same day is <date>b, and so on:
 
     {machine, date, commit, command, versions, baseline,
      rows: [{case, way, budget_bytes, peak_bytes, seconds, ratio, predicted_seconds, predicted_peak_bytes, ...}]}
@@ -15,6 +16,7 @@ import importlib
 import json
 import os
 import platform
+import string
 import subprocess
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -42,6 +44,7 @@ def write(
     baseline: str | None = None,
     versions: Mapping[str, str] | None = None,
     here: Path = HERE,
+    path: Path | None = None,
 ) -> Path:
     """Keep the rows of one run. Where a row has no ratio and its case has a row of the baseline, it gets one."""
     date = datetime.now(UTC).date().isoformat()
@@ -54,7 +57,7 @@ def write(
         "baseline": baseline,
         "rows": _with_ratios([dict.fromkeys(FIELDS) | dict(row) for row in rows], baseline),
     }
-    path = here / "results" / machine / f"{date}-{case}.json"
+    path = path or _free(here / "results" / machine, date, case)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
@@ -63,10 +66,16 @@ def write(
 def write_as_they_come(case: str, rows: Iterable[Mapping[str, Any]], **about: Any) -> Path:
     """The same after each row: a run that is cut off leaves what it has."""
     found: list[Mapping[str, Any]] = []
+    path: Path | None = None
     for row in rows:
         found.append(row)
-        write(case, found, **about)
-    return write(case, found, **about)
+        path = write(case, found, **about, path=path)
+    return path or write(case, found, **about)
+
+
+def _free(folder: Path, date: str, case: str) -> Path:
+    names = (f"{date}{letter}-{case}.json" for letter in ("", *string.ascii_lowercase[1:]))
+    return next(path for name in names if not (path := folder / name).exists() or folder.name == "simulated")
 
 
 def _with_ratios(rows: list[Row], baseline: str | None) -> list[Row]:
@@ -98,19 +107,32 @@ def commit() -> str:
 
 
 def page(here: Path = HERE) -> str:
-    """The latest result of each case on each machine."""
-    latest: dict[tuple[str, str], Result] = {}
-    for path in sorted((here / "results").glob("*/*.json")):
-        latest[path.parent.name, path.stem.split("-", 3)[3]] = json.loads(path.read_text(encoding="utf-8"))
+    """The latest result of each case on each machine, and of ways that were not run then the latest there is."""
+    found: dict[tuple[str, str], list[Result]] = {}
+    for path in sorted((here / "results").glob("*/*.json"), reverse=True):
+        found.setdefault((path.parent.name, path.stem.split("-", 3)[3]), []).append(json.loads(path.read_text(encoding="utf-8")))
     parts = ["# Results\n\nMade from the files in `results/` by `python -m benchmarks`; nothing here is typed in."]
-    for (machine, case), result in sorted(latest.items()):
-        with_what = result["with"] if "with" in result else ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-        parts.append(
-            f"\n## {case} on {machine}\n\n{_about(case)}\n\n{with_what}, {result['date']}, commit {result['commit']}: `{result['command']}`\n"
-        )
-        parts += [f"Note: {result['note']}.\n"] if "note" in result else []
-        parts += _table(result["columns"], result["rows"]) if "columns" in result else _comparison(result["rows"])
+    for (machine, case), (latest, *before) in sorted(found.items(), key=lambda one: one[0]):
+        parts.append(f"\n## {case} on {machine}\n\n{_about(case)}\n\n{_made_by(latest)}\n")
+        parts += [f"Note: {latest['note']}.\n"] if "note" in latest else []
+        parts += _table(latest["columns"], latest["rows"]) if "columns" in latest else _comparison(latest["rows"])
+        shown = _ways(latest)
+        for result in before:
+            rows = [row for row in result["rows"] if shown and (row["case"], row["way"]) in _ways(result) - shown]
+            if rows:
+                parts += [f"\nNot run then: {_made_by(result)}\n", *_comparison(rows)]
+                shown |= _ways(result)
     return "\n".join(parts) + "\n"
+
+
+def _made_by(result: Result) -> str:
+    with_what = result["with"] if "with" in result else ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    return f"{with_what}, {result['date']}, commit {result['commit']}: `{result['command']}`"
+
+
+def _ways(result: Result) -> set[tuple[str, str]]:
+    """Of comparisons on hardware; what is simulated is made again as a whole, and rates compare nothing."""
+    return {(row["case"], row["way"]) for row in result["rows"]} if result.get("baseline") and result["machine"] != "simulated" else set()
 
 
 def _about(case: str) -> str:

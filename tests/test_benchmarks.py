@@ -58,3 +58,16 @@ def test_budgets_stand_side_by_side_and_what_differs_shows_both(tmp_path):
     page = results.page(tmp_path)
     assert "| case | way | 0.9 | 0.5 | 0.2 |" in page and "| net | dtr | 1.0123 | 1.2000 (1.3000) | OOM (>2) |" in page
     assert "1 of 3 equal the published value" in page
+
+
+def test_what_is_measured_again_replaces_nothing_and_the_page_has_the_latest_of_each_way(tmp_path):
+    def keep(**seconds):
+        rows = [{"case": "toy", "way": way, "seconds": taken} for way, taken in seconds.items()]
+        return results.write_as_they_come("rates", rows, machine="toy", command="x", baseline="kept", versions={"python": "3"}, here=tmp_path)
+
+    first, second = keep(kept=2.0, ours=3.0, theirs=5.0), keep(kept=2.0, ours=2.5)
+    assert second.name == first.name.replace("-rates", "b-rates")
+    page = results.page(tmp_path)
+    above, below = page.split("Not run then")
+    assert "1.2500" in above and "2.5000" in below, "theirs against what was kept in the same run"
+    assert "1.5000" not in page

@@ -38,7 +38,7 @@ LARGE = {"layers": 32, "hidden": 4096, "heads": 32, "batch": 4, "seq": 2048, "vo
 PARTS = ("eager", "after", "compiled", "7b", "disk")
 PEERS = ("gpu", "torchao", "fsdp2", "zero2", "zero3")
 WARM_UPS = 2
-MOST_WARM_UPS = 19  # of rows by fit: by then a plan is not made again with what was measured any more
+MOST_WARM_UPS = 27  # of rows by fit: by then a plan is not made again with what was measured any more
 GB = 10**9
 DISK_BYTES = 60 * GB  # that state on disk may take: it is about 38
 

@@ -149,7 +149,7 @@ def test_plans_that_turn_out_slower_give_way_to_the_fastest(monkeypatch, caplog)
     monkeypatch.setattr(fitted.Fitted, "measured", property(lambda found: replace(found.current.predicted, spans=())))
     model = tower()
     with caplog.at_level(logging.WARNING, "tierwise"), fitting(model, budget="800KiB"):
-        for _ in range(7):
+        for _ in range(9):
             trained(three_steps, model)
         first, _, third = seen
         assert plan_of(model).program == first.program and plan_of(model).corrections == third.corrections == 2

@@ -21,7 +21,7 @@ from .plan import Plan
 
 OFF = 0.05  # of the predicted time of a step: what a prediction may be off by
 MOST_CORRECTIONS = 2
-WARM_STEPS = 2  # of a plan: by then everything is compiled and warm
+WARM_STEPS = 4  # of a plan: by then everything is compiled and warm, and updates of the step before are as late as they will be
 TIMED_STEPS = 3  # the middle one of these is what a step takes
 MOST_TIMES_SLOWER, HALVINGS = 64.0, 8  # updates than planned; of that range, until a factor is known to 2%
 MOST_TIMES_FASTER = 1.25  # about what plans may take off for whoever is beside

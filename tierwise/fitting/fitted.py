@@ -418,6 +418,7 @@ class Fitted:
             plans=region_plans(prepared, program),
             budget_bytes=self.settings.budget_bytes,
             aside_bytes=aside,
+            leaving_bytes=self.lasting.leaving_bytes(program.states) if program.states else 0,
             keep_all_seconds=kept_seconds,
             keep_all_bytes=kept_bytes + aside,
             notes=(*words_of(program.states, program.update), *prepared.notes),

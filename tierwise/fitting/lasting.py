@@ -72,6 +72,10 @@ class Lasting:
         needs = self._states(_away(states)).needs()
         return needs.staging_bytes + needs.leaving_bytes, needs.host_bytes + needs.parameter_host_bytes
 
+    def leaving_bytes(self, states: Mapping[str, Placement]) -> int:
+        """Of what these take on the device, for gradients on their way out."""
+        return self._states(_away(states)).needs().leaving_bytes
+
     def holes_bytes(self, states: Mapping[str, Placement]) -> int:
         """What the allocator loses between blocks of many sizes that come and go at different times. If it had to be found in the middle of a step,
         everything would wait."""

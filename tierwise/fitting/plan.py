@@ -20,6 +20,8 @@ from .saved import save_program
 SLAB_SLACK = 1.02  # parcels lie on borders and leave gaps
 SLAB_ROUNDING_BYTES = 1 << 16
 
+LEAVING_TWICE = 0.5  # of what gradients may take on their way out: a timeline has that much of them in its own peak, by nine measured ones
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -39,6 +41,7 @@ class Plan:
     notes: tuple[str, ...]
     corrections: int = 0  # how many times it was made again with what was measured
     holds_output: bool = True  # whether the loop holds what the model returns until the step is over
+    leaving_bytes: int = 0  # of what is aside, for gradients on their way out
     state_host_bytes: int = 0  # that lasting state takes in host memory, with the gradients that come there and what passes
     kept: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # module path -> its forward with the choice that saves the most
 
@@ -50,8 +53,9 @@ class Plan:
     @property
     def predicted_bytes(self) -> int:
         """The peak at the times that are predicted: what a measurement is to be compared with. Never more than `peak_bytes`: where the simulated
-        device has room to run ahead of what the schedule waits for, a run waits."""
-        return min(self.peak_bytes, self.predicted.peak_bytes[self.image.problem.device_tier] + self.aside_bytes)
+        device has room to run ahead of what the schedule waits for, a run waits. Gradients that leave are in the predicted times, too."""
+        aside = self.aside_bytes - int(LEAVING_TWICE * self.leaving_bytes)
+        return min(self.peak_bytes, self.predicted.peak_bytes[self.image.problem.device_tier] + aside)
 
     @property
     def host_bytes(self) -> int:

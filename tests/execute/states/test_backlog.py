@@ -34,6 +34,55 @@ def test_of_what_has_arrived_the_one_that_is_needed_first_goes_first():
     lane.close()
 
 
+def test_what_is_needed_before_it_is_let_in():
+    """Layer 9 stops once in the middle. By then gradients of 8 and 3 have arrived and are needed before it; not 7's, nor is 12 needed before it."""
+    lane, began, go_on, late, ran = Lane("cpu"), threading.Event(), threading.Event(), Signal(), []
+    backlog = Backlog(lane)
+
+    def in_two_parts():
+        began.set()
+        go_on.wait()
+        ran.append("9, first part")
+        backlog.let_in(9)
+        ran.append("9")
+
+    signals = [backlog.put(in_two_parts, arrivals=[], needed=9)]
+    began.wait()
+    signals += [backlog.put(lambda n=n: ran.append(n), arrivals=[], needed=n) for n in (12, 8)]
+    signals.append(backlog.put(lambda: (late.wait(), ran.append(7)), arrivals=[late], needed=7))
+    signals.append(backlog.put(lambda: ran.append(3), arrivals=[], needed=3))
+    go_on.set()
+    for signal in (signals[0], signals[1], signals[2], signals[4]):
+        signal.wait()
+    assert ran == ["9, first part", 3, 8, "9", 12]
+    late.fire()
+    signals[3].wait()
+    assert ran[-1] == 7
+    lane.close()
+
+
+def test_turns_of_what_was_let_in_wait_for_nobody():
+    """8 was let in, so its turn has nothing to do: the gradient of 7 comes by work of the same lane, which stands behind that turn."""
+    lane, began, go_on, made, ran = Lane("cpu"), threading.Event(), threading.Event(), Signal(), []
+    backlog = Backlog(lane)
+
+    def stops():
+        began.set()
+        go_on.wait()
+        backlog.let_in(9)
+
+    first = backlog.put(stops, arrivals=[], needed=9)
+    began.wait()
+    second = backlog.put(lambda: ran.append(8), arrivals=[], needed=8)
+    lane.put(made.fire)
+    third = backlog.put(lambda: (made.wait(), ran.append(7)), arrivals=[made], needed=7)
+    go_on.set()
+    for signal in (first, second, third):
+        signal.wait()
+    assert ran == [8, 7]
+    lane.close()
+
+
 def test_a_failure_is_that_of_the_update_and_a_closed_lane_fails_the_rest():
     lane, began, go_on = Lane("cpu"), threading.Event(), threading.Event()
     backlog = Backlog(lane)

@@ -11,6 +11,7 @@ from execute.states.training import adamw, clipped_loop, everywhere, net, placed
 from tierwise.errors import TierwiseError
 from tierwise.execute.lanes import already
 from tierwise.execute.states import updates
+from tierwise.execute.states.backlog import Backlog
 from tierwise.execute.states.gradients import Held, Traffic
 from tierwise.execute.states.guards import unguard
 from tierwise.execute.states.homes import DiskChunks, HostChunks, Ring
@@ -155,9 +156,9 @@ def trouble(placement, tmp_path, monkeypatch, slow=OUT, clip=True) -> bool:
     losses = []
     original = Updates._on_cpu
 
-    def on_cpu(updates, home, job):
+    def on_cpu(updates, home, job, needed):
         time.sleep(0.01 * (slow == "updates"))
-        return original(updates, home, job)
+        return original(updates, home, job, needed)
 
     def before_copy(direction, nbytes):
         time.sleep(0.005 * (direction.value == slow))
@@ -181,6 +182,28 @@ def trouble(placement, tmp_path, monkeypatch, slow=OUT, clip=True) -> bool:
 )
 def test_with_all_safeguards_nothing_is_wrong(placement, slow, tmp_path, monkeypatch):
     assert not trouble(placement, tmp_path, monkeypatch, slow, clip=False)
+
+
+@pytest.mark.parametrize("placement", [CPU, CPU_AWAY], ids=["parameters on the device", "parameters in host memory"])
+def test_updates_that_stop_for_others_have_the_same_bits(placement, monkeypatch, tmp_path):
+    """Every update takes its time between chunks, so that gradients of layers that are needed before arrive in the middle of it."""
+    original, let_in = Backlog.let_in, []
+
+    def slowly(backlog, needed):
+        time.sleep(0.003)
+        before = backlog._let_in
+        original(backlog, needed)
+        let_in.append(backlog._let_in - before)
+
+    monkeypatch.setattr(Backlog, "let_in", slowly)
+    model = net()
+    optimizer = adamw(model)
+    with placed(model, optimizer, everywhere(placement), directory=tmp_path, masters="fp32", update="backward"):
+        losses = [plain_loop(model, optimizer, step) for step in range(3)]
+        saved = {name: value.clone() for name, value in model.state_dict().items()}
+    expected = reference(3, loop=plain_loop)
+    assert sum(let_in) > 0, "nobody was let in, so this shows nothing"
+    assert losses == expected.losses and all(torch.equal(saved[name], value) for name, value in expected.parameters.items())
 
 
 @pytest.mark.parametrize(("remove", "placement", "slow", "clip"), CASES, ids=[f"{case[0].__name__}-{case[1].update}" for case in CASES])

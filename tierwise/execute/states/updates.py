@@ -170,10 +170,9 @@ class Updates:
             return None
         pending = Pending()
         pending.keep += [job.gradients, job.targets]
-        work = self._on_cpu if place == "cpu" else self._streamed
 
         def run() -> None:
-            pending.event = work(home, job)
+            pending.event = self._on_cpu(home, job, needed) if place == "cpu" else self._streamed(home, job)
 
         if place == "cpu" and self._backlog is not None:
             pending.signal = self._backlog.put(run, arrivals=job.arrivals, needed=needed)
@@ -218,7 +217,8 @@ class Updates:
 
     # -- on the CPU -------------------------------------------------------------------------------------------------------------------
 
-    def _on_cpu(self, home: Stored, job: Job) -> Event:
+    def _on_cpu(self, home: Stored, job: Job, needed: int = 0) -> Event:
+        """Between chunks it lets in what is needed before it, unless it has some in buffers already that others may want."""
         assert home.chunks is not None and home.gradients is not None
         last: Event = already()
         for event in job.arrivals:
@@ -227,7 +227,10 @@ class Updates:
         if isinstance(self.arithmetic, Whole):
             return self._whole_on_cpu(home, job, self.arithmetic)
         direct = home.has_master and home.parameters is None and home.dtype == home.unit.dtype  # the master itself can be copied
+        others = None if DiskChunks in (type(home.chunks), type(home.parameters)) else self._backlog
         for index, chunk, parts in self._walk(home, job):
+            if others is not None:
+                others.let_in(needed)
             arrays, after = home.chunks.take(index)
             for event in after:
                 event.wait()
