@@ -31,7 +31,7 @@ def trained(placements, update, steps, tmp_path):
     device = CudaDevice()
     model = llama(device.torch_device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    states = States(model, optimizer, placements, device, update=update, masters="fp32", stream_chunk_elements=1 << 16)
+    states = States(model, optimizer, placements, device, update=update, masters="fp32", stream_chunk_elements=1 << 16, cpu_chunk_elements=1 << 16)
     needs = states.needs()
     pool = HostPool(needs.host_bytes + 16 * MIB, device)
     store = NvmeStore(tmp_path, needs.nvme_bytes, pool, block_bytes=MIB, requests=2) if needs.nvme_bytes else None
