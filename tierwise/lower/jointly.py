@@ -180,6 +180,9 @@ class _Search:
         if alone is not None and alone.seconds * WORTH_IT <= least * OUT_OF_REACH:
             return self._closer(alone)
         looked_at = self._looked_at(promising)
+        if not looked_at and self._try(Split(count, count)) is None and not self.lacks:  # nothing is lighter than that
+            self._try(Split())  # which says what is needed
+            self._refuse()
         seconds = self.looks.seconds
         promising = [split for split in looked_at if seconds[split] <= seconds[looked_at[0]] * WORTH_PLANNING][:LOOKED_AT] or promising
         for split in promising:
