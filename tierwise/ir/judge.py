@@ -212,16 +212,16 @@ class _Game:
 
     def _check_way(self, step: Copy) -> None:
         """Whether bytes can get from the one place to the other."""
+        codec = step.src_form or step.dst_form
+        if not codec and step.src != step.dst and (step.src, step.dst) in self.machine.link_between:
+            return  # as most do
         name = self._name(step.storage)
         if step.src == step.dst and step.src not in self.machine.tier_named:
             self._refuse(f"there is no tier {step.src!r} to encode or decode {name} in")
         if step.src != step.dst and (step.src, step.dst) not in self.machine.link_between:
             self._refuse(f"there is no link from {step.src!r} to {step.dst!r} to copy {name} over")
-        codec = step.src_form or step.dst_form
         if not codec:
-            if step.src == step.dst:
-                self._refuse(f"copy of {name} to {step.dst}, where it already is")
-            return
+            self._refuse(f"copy of {name} to {step.dst}, where it already is")
         if codec not in self.problem.costs.codec_named:
             self._refuse(f"there is no codec {codec!r}; the problem has {', '.join(self.problem.costs.codec_named) or 'none'}")
         if step.storage not in self.problem.costs.codec_named[codec].encoded_bytes:

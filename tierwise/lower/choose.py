@@ -91,6 +91,14 @@ def choose(
     return min(as_fast, key=lambda chosen: (chosen.sent_bytes, chosen.seconds))
 
 
+def staying(menu: Menu) -> tuple[Program, int] | None:
+    """The program in which nothing is sent, and the bytes of the device that its calls come to by a count; it is not judged. None: there is none."""
+    search = _Search(menu, (), 0)
+    found = search.sketch(Sending())
+    program = None if found is None else search._program(found.levels, found.sending)
+    return None if found is None or program is None else (program, search.holding.peak_bytes(found.levels, found.sending))
+
+
 def _predicted(menu: Menu, program: Program) -> Chosen | None:
     made = image(menu, program)
     try:

@@ -20,7 +20,7 @@ from ..ir import CallPlan, Menu, Phase, Placement, Problem, Program, check_sched
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
 from .bound import Bound, Facts, least_seconds
-from .choose import FEW_IMAGES, IMAGES, Chosen, choose, keep_everything, keeping_everything, predicted, with_budget
+from .choose import FEW_IMAGES, IMAGES, Chosen, choose, keep_everything, keeping_everything, predicted, staying, with_budget
 from .compact import compact
 from .image import Image, image, with_lasting
 from .looks import Looks
@@ -43,7 +43,7 @@ NEAR = 1.02  # of what no plan could beat: what is left to gain is not worth loo
 LEAST_OF_THE_LINK = 0.02  # of its rate, where updates have it for themselves
 LESS, ROUNDED = (0.0, 0.05, 0.1), 1e-6  # of memory, where the linear program looks for shares; and what is a whole number to it
 EXCHANGES = (-2, -1, 1, 2)  # numbers of units whose state stays instead of parameters, and of those that are updated elsewhere
-DETAILED, FINALISTS, MOST_FINALISTS = 1.06, 4, 12  # of the best plan's time, and how many at least and at most: what is looked at in detail
+DETAILED, FINALISTS, MOST_FINALISTS = 1.04, 2, 12  # of the best plan's time, and how many at least and at most: what is looked at in detail
 SEARCHED_SHARE = 0.85  # of the time; what is left is for that
 LOOKS_SHARE, LOOKED_AT = 0.6, 5  # of the time for quick looks at splits; and how many of the best by these are planned
 WORTH_PLANNING = 1.04  # of the best look: plans are about as far apart as looks are
@@ -487,9 +487,9 @@ class _Search:
         for _ in range(CORRECTIONS):
             if room <= 0:
                 return None
+            within = replace(light, problem=light.problem.with_budget(room))
             try:
-                within = replace(light, problem=light.problem.with_budget(room))
-                inner = choose(within, tiers=tiers, min_sent_bytes=self.min_sent_bytes, images=images)
+                inner, inner_bytes = (None if tiers else staying(within)) or self._chosen(within, tiers, images)
             except InfeasibleBudget as error:
                 self._needs(self.menu.problem.budget_bytes - room + (error.least_bytes or 0))
                 if 0 < len(tiers) < len(self.tiers):  # kept off a busy disk: more of the state there leaves more of the rest
@@ -497,7 +497,7 @@ class _Search:
                 if not tiers:
                     self.short.add(frozenset(states.items()))
                 return None
-            program = replace(inner.program, states=states, update=self.update) if states else inner.program
+            program = replace(inner, states=states, update=self.update) if states else inner
             made = image(menu, program)
             try:
                 check_schedule(made.problem, made.schedule)
@@ -507,12 +507,16 @@ class _Search:
                     if error.tier == "dram":
                         self.overflows[frozenset(states.items()), bool(tiers)] = error.needed_bytes - self.host_bytes
                     return None
-                room = min(room, inner.peak_bytes) - (error.needed_bytes - budget)
+                room = min(room, inner_bytes) - (error.needed_bytes - budget)
                 continue
             except InvalidSchedule:
                 return None
             return predicted(made)
         return None
+
+    def _chosen(self, menu: Menu, tiers: Sequence[str], images: int) -> tuple[Program, int]:
+        found = choose(menu, tiers=tiers, min_sent_bytes=self.min_sent_bytes, images=images)
+        return found.program, found.peak_bytes
 
     def _with_what_is_left_of_the_link(self, problem: Problem, states: Mapping[str, Placement]) -> Problem:
         """Activations leave in forward and come back in backward. Updates after backward have the way out in forward, those in backward the way

@@ -5,7 +5,6 @@ A split that does not fit is looked at with more parameters elsewhere, as few as
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from .splits import Split, Splits
 from .states import StateUnit
 
 TRIES = 6  # to make a split fit
-SURELY = 0.8  # of what looks found beside lasting state: another split takes that much, too
+LIKELY = 0.95  # of what the last look found beside lasting state: one that is near it takes that much, too
 
 
 class Looks:
@@ -32,7 +31,7 @@ class Looks:
         self.menu, self.units, self.splits, self.update, self.takes = menu, units, splits, update, takes
         self.seconds: dict[Split, float] = {}  # of those that fit
         self._fitting: dict[Split, Split | None] = {}
-        self._beside = 0  # bytes of the device besides lasting state, the least that one of these took
+        self._beside = 0  # bytes of the device besides lasting state, in the last of these
         self._gains = _gains(menu)
 
     @cached_property
@@ -65,12 +64,12 @@ class Looks:
                 return split if states else None
             passing, host = self.takes(states)
             resident = self.resident_bytes(states)
-            lacks = resident + int(SURELY * self._beside) + passing - problem.budget_bytes
+            lacks = resident + int(LIKELY * self._beside) + passing - problem.budget_bytes
             if lacks <= 0 and host <= host_bytes:
                 made = with_lasting(self._bare, states, self.update)
                 peaks = peak_bytes(made.problem, made.schedule)
                 peak, host = peaks[problem.device_tier], max(host, peaks["dram"])
-                self._beside = min(self._beside or sys.maxsize, peak - resident)
+                self._beside = peak - resident
                 lacks = peak + passing - problem.budget_bytes
                 if lacks <= 0 and host <= host_bytes:
                     seconds = simulate(made.problem.with_budget(problem.budget_bytes), made.schedule).seconds
