@@ -180,7 +180,7 @@ class _Search:
         if alone is not None and alone.seconds * WORTH_IT <= least * OUT_OF_REACH:
             return self._closer(alone)
         looked_at = self._looked_at(promising)
-        if not looked_at and self._try(Split(count, count)) is None and not self.lacks:  # nothing is lighter than that
+        if not looked_at and not self._may_fit(Split(count, count)):  # nothing is lighter than that
             self._try(Split())  # which says what is needed
             self._refuse()
         seconds = self.looks.seconds
@@ -208,6 +208,10 @@ class _Search:
         if alone is not None and best.seconds > alone.seconds * WORTH_IT:
             best = alone
         return self._closer(best)
+
+    def _may_fit(self, split: Split) -> bool:
+        """Whether there is a plan for it, be it a good one or not; or there might be with more host memory."""
+        return any(self._planned(split, tiers) is not None for tiers in ((), self.tiers)) or bool(self.lacks)
 
     def _promising(self) -> tuple[float, list[Split]]:
         """By what the linear program makes of them on a machine whose host memory is shared, the best first; and what it makes of that."""
