@@ -1,4 +1,5 @@
-# From a fresh checkout with nothing but Python 3.11 or newer: every target first makes .venv, once.
+# From a fresh checkout with nothing but Python 3.11 or newer: every target first makes .venv, once. Modules are compiled as they are imported:
+# to compile all that is installed would take three times as long as to install it.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -32,5 +33,5 @@ docs: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Tierwise needs Python 3.11 or newer: make PYTHON=python3.12"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@
