@@ -1,5 +1,5 @@
 # From a fresh checkout with nothing but Python 3.11 or newer: every target first makes .venv, once. Modules are compiled as they are imported:
-# to compile all that is installed would take three times as long as to install it.
+# most of what is installed never is.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
