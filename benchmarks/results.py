@@ -118,10 +118,11 @@ def page(here: Path = HERE) -> str:
         parts += _table(latest["columns"], latest["rows"]) if "columns" in latest else _comparison(latest["rows"])
         shown = _ways(latest)
         for result in before:
-            rows = [row for row in result["rows"] if shown and (row["case"], row["way"]) in _ways(result) - shown]
-            if rows:
+            others = _ways(result) - shown if shown else set()
+            if others:
+                rows = [row for row in result["rows"] if (row["case"], row["way"]) in others]
                 parts += [f"\nNot run then: {_made_by(result)}\n", *_comparison(rows)]
-                shown |= _ways(result)
+                shown |= others
     return "\n".join(parts) + "\n"
 
 

@@ -111,6 +111,8 @@ def test_a_run_waits_where_the_simulated_device_runs_ahead():
         replace(plan, predicted=replace(plan.predicted, peak_bytes={tier: factor * peak // 2 for tier, peak in peaks.items()})) for factor in (4, 1)
     )
     assert behind.predicted_bytes < plan.peak_bytes == ahead.predicted_bytes
+    leaving = replace(behind, aside_bytes=behind.aside_bytes + 100, leaving_bytes=100)
+    assert leaving.predicted_bytes == behind.predicted_bytes + 50, "of gradients that leave half is in the predicted times already"
 
 
 def test_a_plan_must_promise_more_than_the_fastest_that_ran():

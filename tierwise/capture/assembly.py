@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ..ir import Graph, Op, Phase, Role, Storage
+from ..ir import MASTER, Graph, Op, Phase, Role, Storage
 from .calls import ROOT
 from .fake_step import FakeStep
 from .recipes import Recipe
@@ -115,7 +115,7 @@ class _Assembly:
                 lasting.append(len(self.blocks) - 1)
             block = self.step.storages.find(parameter)
             assert block is not None  # every parameter was added before the step
-            precision = "fp32" if parameter.element_size() >= 4 or (states and states[0].name == "master") else str(_precision(parameter))
+            precision = "fp32" if parameter.element_size() >= 4 or (states and states[0].name == MASTER) else str(_precision(parameter))
             grad = self.step.grads[name]
             self.ops.append(
                 Record(f"{name}.update", Phase.UPDATE, "update", ROOT, (grad,), (), (block, *lasting), flops=parameter.numel(), precision=precision)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ..errors import BadInput, CaptureError, UnknownName
+from ..ir import MASTER
 
 _BLOCK_ELEMENTS = 256
 _LEAST_8BIT_ELEMENTS = 4096
@@ -84,7 +85,7 @@ def plan_updates(
 def _with_master(rule: StateRule, parameter: torch.Tensor, masters: str | None) -> list[State]:
     if masters is None or parameter.element_size() >= 4:
         return rule(parameter, parameter.element_size())
-    return [State("master", 4 * parameter.numel()), *rule(parameter, 4)]
+    return [State(MASTER, 4 * parameter.numel()), *rule(parameter, 4)]
 
 
 def _plan_of_instance(

@@ -1,6 +1,6 @@
 """What the stages say to each other: small frozen types with a JSON form. Standard library only."""
 
-from .graph import Graph, Op, Phase, Region, RegionCall, Role, Storage
+from .graph import MASTER, Graph, Op, Phase, Region, RegionCall, Role, Storage
 from .judge import check_graph, check_schedule, peak_bytes
 from .machine import Link, Machine, Processor, Tier
 from .placement import BUFFERS, ON_DEVICE, PASSING, PASSING_HOST, Placement
@@ -13,6 +13,7 @@ from .timeline import Curve, Span, Timeline
 __all__ = [
     "BUFFERS",
     "INPUTS",
+    "MASTER",
     "ON_DEVICE",
     "PASSING",
     "PASSING_HOST",

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
+MASTER = "master"  # what the name of a parameter's copy of higher precision ends with: "layers.3.mlp.weight.master"
+
 
 class Role(StrEnum):
     """What a storage is for; the report stacks memory by it."""

@@ -93,10 +93,7 @@ def choose(
 
 def staying(menu: Menu) -> tuple[Program, int] | None:
     """The program in which nothing is sent, and the bytes of the device that its calls come to by a count; it is not judged. None: there is none."""
-    search = _Search(menu, (), 0)
-    found = search.sketch(Sending())
-    program = None if found is None else search._program(found.levels, found.sending)
-    return None if found is None or program is None else (program, search.holding.peak_bytes(found.levels, found.sending))
+    return _Search(menu, (), 0).staying()
 
 
 def _predicted(menu: Menu, program: Program) -> Chosen | None:
@@ -190,9 +187,8 @@ class _Search:
 
     def programs(self, images: int) -> Iterator[Program]:
         """Without sends, then what the sketch finds fastest, the best first."""
-        alone = self.sketch(Sending())
-        if alone is not None and (program := self._program(alone.levels, alone.sending)) is not None:
-            yield program
+        if (alone := self.staying()) is not None:
+            yield alone[0]
         if not self.tiers:
             return
         sketches = self._patterns()
@@ -207,6 +203,11 @@ class _Search:
         for sketch in {sketch.sending: sketch for sketch in chosen}.values():
             if (program := self._program(sketch.levels, sketch.sending)) is not None:
                 yield program
+
+    def staying(self) -> tuple[Program, int] | None:
+        found = self.sketch(Sending())
+        program = None if found is None else self._program(found.levels, found.sending)
+        return None if found is None or program is None else (program, self.holding.peak_bytes(found.levels, found.sending))
 
     def _patterns(self) -> dict[Sending, _Sketch]:
         count, found = len(self.calls), dict[Sending, _Sketch]()

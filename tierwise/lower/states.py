@@ -10,12 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ..ir import PASSING, PASSING_HOST, Costs, Graph, Link, Menu, Op, Phase, Placement, Problem, Processor, Role, Schedule, Storage, Tier
+from ..ir import MASTER, PASSING, PASSING_HOST, Costs, Graph, Link, Menu, Op, Phase, Placement, Problem, Processor, Role, Schedule, Storage, Tier
 from ..policies._lasting import Away, placed
 from .coarse import renumber
 
 BESIDE, FROM_DISK = "gpu, updates", "cpu, from disk"
-MASTER = ".master"  # what a capture's name of one ends with
 WITHIN = 1e12  # bytes a second from the device, or host memory, to buffers of what passes through it and back
 # Host memory is shared. Measured on an H200's host (benchmarks/cases/sharing.py): the cpu updates 4.8 G parameters a second with nothing beside it,
 # 4.2 beside plain copies both ways, 3.7 with gradients leaving and parameters coming. Of 55 GB/s a link carries 50 each way when both are busy, 46
@@ -120,7 +119,7 @@ def _with_made_anew(graph: Graph, streamed: Collection[int]) -> Graph:
     ops = list(graph.ops)
     for number in streamed:
         op = ops[number]
-        if any(graph.storages[s].name.endswith(MASTER) for s in op.mutates):
+        if any(graph.storages[s].name.endswith(f".{MASTER}") for s in op.mutates):
             made = tuple(s for s in op.mutates if graph.storages[s].role is Role.PARAM)
             ops[number] = replace(op, writes=op.writes + made, mutates=tuple(s for s in op.mutates if s not in made))
     return replace(graph, ops=tuple(ops)) if streamed else graph
