@@ -22,14 +22,14 @@ from ..execute.states.safetensors import Checkpoint
 from ..execute.states.units import MASTERED_BYTES, STREAM_CHUNK_BYTES
 from ..execute.states.updates import STAGING_BUFFERS
 from ..ir import ON_DEVICE, Placement, Program
-from ..lower.states import units_in_flight
 
 PASSING_SHARE = 50  # of the budget, one part in so many for gradients that leave, and for state that is streamed
 LEAVING_UNITS, LEAVING_SHARE = 1.5, 20  # gradients of the largest module so many times may leave at once, where that is less than such a part of it
-MOST_BLOCKS = 5  # of gradients in host memory, where that is scarce
+HELD_SHARE = 10  # of the budget, one part in so many for gradients whose updates are under way during backward
+MOST_UNITS_IN_FLIGHT = 4
 # The largest module's parameters so many times are what is lost between blocks where they come and go: 0.9 to 1.6 GB of 0.23 each with compiled
-# blocks, whose workspace is large, and 0.5 to 0.7 op by op; 0.6 to 1.3 of 0.41.
-HOLES_UNITS = {True: 7, False: 4}
+# blocks, whose workspace is large, and 0.5 to 0.7 op by op; 0.6 to 1.1 of 0.41.
+HOLES_UNITS = {True: 5, False: 3}
 HOLES_WAITING = 16  # of gradients that wait until backward is over, between activations, one part in so many
 HOLES_SHARE = 8  # of the budget, one part in so many at most
 ROOMY_SHARE = 0.85  # of the host memory that is available: state that takes less leaves room for all gradients
@@ -55,7 +55,7 @@ class Lasting:
         # A buffer has state, gradient and parameter of a chunk.
         self._chunk_elements = STREAM_CHUNK_BYTES // state
         self._most_chunk_elements = max(1, share // (STAGING_BUFFERS * (state + 2 * widest)))
-        self._budget_bytes = budget_bytes
+        self._held_bytes, self._budget_bytes = budget_bytes // HELD_SHARE, budget_bytes
         self._holes_units = HOLES_UNITS[compiled]
         self._session, self._below, self._optimizer = session, below, optimizer
         self._masters, self._update = masters, update
@@ -100,7 +100,7 @@ class Lasting:
         states, left = make(), self._below.host_left_bytes
         needs = states.needs()
         room = (int(available_host_bytes() * ROOMY_SHARE) if left is None else left) + self._reserved[0]
-        return states if needs.host_bytes + needs.parameter_host_bytes <= room else make(gradient_blocks=min(MOST_BLOCKS, in_flight + 1))
+        return states if needs.host_bytes + needs.parameter_host_bytes <= room else make(gradient_blocks=in_flight + 1)
 
     def _leaving_bytes(self, placements: Mapping[str, Placement]) -> int:
         """Of gradients on their way to host memory: where a module's are more, its own backward waits for the link."""
@@ -113,8 +113,9 @@ class Lasting:
         return min(max(self._chunk_elements, largest // MOST_CHUNKS), self._most_chunk_elements)
 
     def _units_in_flight(self, placements: Mapping[str, Placement]) -> int:
-        """As many as may hold their gradients on the device at once, as in plans."""
-        return units_in_flight(self._budget_bytes, max(self._sizes(placements, _nbytes), default=0))
+        """As many as may hold their gradients at once, besides the one that backward fills."""
+        largest = max(self._sizes(placements, _nbytes), default=0)
+        return max(1, min(MOST_UNITS_IN_FLIGHT, self._held_bytes // max(1, largest) - 1))
 
     def _sizes(self, placements: Mapping[str, Placement], size: Callable[[nn.Parameter], int]) -> list[int]:
         """Of each placed module, all of its parameters."""

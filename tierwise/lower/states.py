@@ -29,7 +29,6 @@ OUT_BESIDE_CPU, IN_BESIDE_CPU = 0.8, 0.7
 UPDATES_BESIDE_CPU = {"after": 0.62, "backward": 0.72}
 OTHERS_AFTER = 0.85  # of the link's rate, for what is no state: half of it moves in backward, when no update after backward runs
 TIER_OF = {"host": "dram", "nvme": "nvme"}
-HELD_SHARE, MOST_IN_FLIGHT = 8, 8  # of the budget, one part in so many for gradients whose updates are under way in backward; and of how many modules
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +111,7 @@ def with_states(problem: Problem, schedule: Schedule, states: Mapping[str, Place
         problem = _with_other_copies(problem, alone)
     else:
         problem = _with_slower_compute(problem, [op for op, place in places.items() if place.processor == BESIDE])
-    largest = max((unit.gradient_bytes for unit in state_units(problem.graph, states) if states[unit.path].update != "device"), default=0)
-    in_flight = units_in_flight(problem.budget_bytes, largest)
-    return problem, placed(problem, schedule, places, update=update, parameters=frozen, in_flight=in_flight)
-
-
-def units_in_flight(budget_bytes: int, largest_bytes: int) -> int:
-    """How many modules may have their gradients on the device at once, besides the one that backward fills, where the largest has so many bytes."""
-    return max(1, min(MOST_IN_FLIGHT, budget_bytes // HELD_SHARE // max(1, largest_bytes) - 1))
+    return problem, placed(problem, schedule, places, update=update, parameters=frozen)
 
 
 def _with_made_anew(graph: Graph, streamed: Collection[int]) -> Graph:

@@ -22,7 +22,7 @@ from ._in_time import run as in_time
 
 LISTED, ON_DEVICE = "listed", "on the device"  # rows of what has its place in the list
 JUST_BEFORE = 2  # ops on the device before the one that needs it, what the cpu has made goes there at the earliest
-IN_FLIGHT = 4  # modules whose gradients may wait on the device for their updates
+IN_FLIGHT = 4  # regions whose gradients may wait for their updates, of those that do not wait in host memory for the next forward
 PASSING_BYTES = 192 << 20  # of state on its way through the device: a few chunks of it
 MOST_ON_THEIR_WAY = 16  # updates, however small their state is
 BY_RANK = ", by rank"  # rows of updates that the cpu takes in the order in which they are needed
@@ -87,13 +87,11 @@ def placed(
     parameters: Mapping[int, str] | None = None,
     passing_bytes: int = PASSING_BYTES,
     lingers: int = 1,
-    in_flight: int = IN_FLIGHT,
 ) -> Schedule:
     """`places` by update. Parameters that nobody updates come and go too where `parameters` says so, by storage. State is on its way so early that it
     and what comes before it are so many bytes, and at least while that of the update before it is there. In backward a parameter `lingers` until so
-    many ops later. Gradients of so many modules `in_flight` may wait on the device for updates in backward, then that waits."""
+    many ops later."""
     builder = _Away(problem, base, places, ahead, None, parameters or {}, 0, lingers, listed_in_time=True, passing_bytes=passing_bytes)
-    builder.in_flight = in_flight
     return builder.run(_when(problem, update))
 
 
@@ -116,7 +114,6 @@ class _Away:
         passing_bytes: int = 0,
     ) -> None:
         self.earlier, self.lingers, self.listed_in_time, self.passing_bytes = earlier, lingers, listed_in_time, passing_bytes
-        self.in_flight = IN_FLIGHT
         self.problem, self.graph, self.base, self.places = problem, problem.graph, base, places
         self.moved = set(places)
         self.device, self.ahead = problem.device_tier, ahead
@@ -316,7 +313,7 @@ class _Away:
                 passing.setdefault(count, []).append(results[op])
                 pieces.append(results[op])
                 if count < len(device):  # for a few their gradients wait, then backward does
-                    device[count].held, device[count].at_most = list(passing.values()), self.in_flight
+                    device[count].held, device[count].at_most = list(passing.values()), IN_FLIGHT
                 continue
             first = len(mine) - 1 - self._on_their_way(mine)  # when the one before that has left its place
             before = [*complete[mine[max(0, first)]], *(results[other] for other in mine[max(0, first - 1) : max(0, first)])]
@@ -334,8 +331,8 @@ class _Away:
             if when == "backward" and op not in ranks:  # for a few their gradients wait, then backward does
                 waiting = behind.setdefault(on, {})
                 waiting.setdefault(count, [])
-                if len(waiting) > self.in_flight and count < len(device):
-                    device[count].after += list(waiting.values())[-1 - self.in_flight]
+                if len(waiting) > IN_FLIGHT and count < len(device):
+                    device[count].after += list(waiting.values())[-1 - IN_FLIGHT]
             compute = piece(on + by_rank, self._compute(op, iteration), [fetch, late], ranks.get(op))
             results[op] = piece(f"{on}, results{by_rank}", self._results(op, iteration), [compute], 0 if by_rank else None)
             if when == "backward" and op not in ranks:
@@ -348,7 +345,7 @@ class _Away:
                 following[number].after += [results[op] for op in ops]
         places = list(staying)
         for place, count in enumerate(places):
-            until = places[place + self.in_flight] if place + self.in_flight < len(places) else len(computes)
+            until = places[place + IN_FLIGHT] if place + IN_FLIGHT < len(places) else len(computes)
             self.after.setdefault(computes[until - 1], []).extend(staying[count])
         from_host = [op for op in order if self._is_elsewhere(op) and not self._passes_through(op)]
         wanted = {id(results[op]): number for number, ops in needed.items() for op in ops if op in from_host}

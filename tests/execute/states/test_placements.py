@@ -225,8 +225,6 @@ def test_state_passes_through_the_device_in_the_order_of_need(in_flight, launche
         def launching(*args):
             found = launch(*args)
             count.append(found)
-            while not began:
-                time.sleep(0.001)
             if len(count) == launched:
                 may_come.set()
             return found
