@@ -274,20 +274,17 @@ def test_what_passes_through_the_device_is_not_said_to_live_there(monkeypatch):
 
 
 def test_room_is_left_for_holes_between_what_comes_and_goes():
-    """Of the parameters of the largest module that moves, five times with compiled blocks and else three; and of a sixteenth of gradients that wait:
-    at most an eighth of the budget."""
+    """Of five times the parameters of the largest module that moves, and of a quarter of gradients that wait: at most an eighth of the budget."""
     model, optimizer = model_and_optimizer()
     nbytes = sum(parameter.nbytes for parameter in model.blocks[0].parameters())
     waiting = Placement("host", "streamed", "device", "device")
     with fitting(model, optimizer=optimizer, budget="64MiB") as found:
         lasting = found.lasting
         assert lasting.holes_bytes({}) == lasting.holes_bytes({"blocks.0": ON_DEVICE}) == 0
-        assert lasting.holes_bytes({"blocks.0": Placement("host", "cpu", "device", "host")}) == 3 * nbytes
-        assert lasting.holes_bytes({"blocks.0": waiting, "blocks.1": waiting}) == 3 * nbytes + 2 * nbytes // 16
-    with fitting(model, optimizer=optimizer, budget="64MiB", compile=True) as found:
-        assert found.lasting.holes_bytes({"blocks.0": waiting}) == 5 * nbytes + nbytes // 16
+        assert lasting.holes_bytes({"blocks.0": Placement("host", "cpu", "device", "host")}) == 5 * nbytes
+        assert lasting.holes_bytes({"blocks.0": waiting, "blocks.1": waiting}) == 5 * nbytes + 2 * nbytes // 16
     with fitting(model, optimizer=optimizer, budget=760 * KIB) as found:
-        assert found.lasting.holes_bytes({"blocks.0": waiting}) == 760 * KIB // 8 < 3 * nbytes
+        assert found.lasting.holes_bytes({"blocks.0": waiting}) == 760 * KIB // 8 < 5 * nbytes
 
 
 @pytest.mark.parametrize(("largest", "budget", "expected"), [(200, 8000, 300), (200, 4000, 200), (10, 8000, 160), (10, 10**12, LEAVING_BYTES)])

@@ -84,9 +84,7 @@ class Fitted:
             disk=settings.nvme,
             progress=progress,
         )
-        self.lasting = Lasting(
-            self.session, self.below, optimizer, settings.masters, settings.update, settings.budget_bytes, settings.weights, settings.compile
-        )
+        self.lasting = Lasting(self.session, self.below, optimizer, settings.masters, settings.update, settings.budget_bytes, settings.weights)
         self.meter = Meter(self)
         self._returned = Returned()
         self.session.returned = self._returned.watch

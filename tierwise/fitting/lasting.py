@@ -27,9 +27,7 @@ PASSING_SHARE = 50  # of the budget, one part in so many for gradients that leav
 LEAVING_UNITS, LEAVING_SHARE = 1.5, 20  # gradients of the largest module so many times may leave at once, where that is less than such a part of it
 HELD_SHARE = 10  # of the budget, one part in so many for gradients whose updates are under way during backward
 MOST_UNITS_IN_FLIGHT = 4
-# The largest module's parameters so many times are what is lost between blocks where they come and go: 0.9 to 1.6 GB of 0.23 each with compiled
-# blocks, whose workspace is large, and 0.5 to 0.7 op by op; 0.6 to 1.1 of 0.41.
-HOLES_UNITS = {True: 5, False: 3}
+HOLES_UNITS = 5  # the largest module's parameters so many times are what is lost between blocks where they come and go: 0.7 to 1.3 GB of 0.23 each
 HOLES_WAITING = 16  # of gradients that wait until backward is over, between activations, one part in so many
 HOLES_SHARE = 8  # of the budget, one part in so many at most
 ROOMY_SHARE = 0.85  # of the host memory that is available: state that takes less leaves room for all gradients
@@ -42,7 +40,7 @@ class Lasting:
 
     def __init__(
         self, session: Session, below: Below, optimizer: torch.optim.Optimizer | None, masters: str | None, update: str,
-        budget_bytes: int, weights: str | os.PathLike[str] | None = None, compiled: bool = True,
+        budget_bytes: int, weights: str | os.PathLike[str] | None = None,
     ) -> None:  # fmt: skip
         self._source = None if weights is None else Checkpoint(os.fspath(weights))
         self._comes_from_elsewhere = weights is not None or any(
@@ -56,7 +54,6 @@ class Lasting:
         self._chunk_elements = STREAM_CHUNK_BYTES // state
         self._most_chunk_elements = max(1, share // (STAGING_BUFFERS * (state + 2 * widest)))
         self._held_bytes, self._budget_bytes = budget_bytes // HELD_SHARE, budget_bytes
-        self._holes_units = HOLES_UNITS[compiled]
         self._session, self._below, self._optimizer = session, below, optimizer
         self._masters, self._update = masters, update
         self._known_sizes: dict[Callable[[nn.Parameter], int], dict[str, int]] = {}  # a planner asks for the same ones again and again
@@ -83,7 +80,7 @@ class Lasting:
         """What the allocator loses between blocks of many sizes that come and go at different times. If it had to be found in the middle of a step,
         everything would wait."""
         away = _away(states)
-        lost = self._holes_units * max(self._sizes(away, _nbytes), default=0)
+        lost = HOLES_UNITS * max(self._sizes(away, _nbytes), default=0)
         if self._update == "after":
             waiting = {path: place for path, place in away.items() if (place.update, place.gradients) == ("streamed", "device")}
             lost += sum(self._sizes(waiting, _nbytes)) // HOLES_WAITING
