@@ -93,7 +93,7 @@ def test_updates_beside_backward_take_their_time_from_it():
         assert [problem.device_seconds[op.id] for op in problem.graph.ops if op.name in ("block1.backward", "block0.backward")] == expected
 
 
-def streamed(length, update="backward", **renamed):
+def streamed(length, **renamed):
     """Everybody's state passes through the device, the parameters live in host memory."""
     question = menu_with_moments(length)
     home = Placement("host", "streamed", "host", "device")
@@ -101,7 +101,7 @@ def streamed(length, update="backward", **renamed):
     question = replace(question, problem=replace(question.problem, graph=replace(question.problem.graph, storages=storages)))
     question = replace(question, homes={f"block{n}": (ON_DEVICE, home) for n in range(length)})
     states = {f"block{n}": home for n in range(length)}
-    return image(question, replace(keep_everything(question), states=states, update=update))
+    return image(question, replace(keep_everything(question), states=states, update="backward"))
 
 
 @pytest.mark.parametrize(("moments", "comes"), [(".moments", ["weight", "moments"]), (".master", ["master"])])
@@ -117,7 +117,7 @@ def test_a_parameter_that_is_made_from_its_master_does_not_come_for_its_update(m
 
 def test_state_is_on_its_way_through_the_device_by_bytes_not_by_updates():
     """Six updates of 20 bytes: all that comes at once is less than a few chunks, so nobody's state waits until another's has left."""
-    made = streamed(6, update="after")
+    made = streamed(6)
     moments = {storage.id for storage in made.problem.graph.storages if storage.name.endswith(".moments")}
     ways = [(step.src, step.dst) for step in made.schedule.steps if isinstance(step, Copy) and step.storage in moments]
     assert ways.index((PASSING, "dram")) >= 3, ways

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from problems import chain
 
-from tierwise.ir import Compute, Copy, Free, Placement, check_schedule
+from tierwise.ir import Compute, Copy, Placement, check_schedule
 from tierwise.lower.states import BESIDE, with_states
 from tierwise.policies import keep_all
 from tierwise.policies._in_time import Piece, over_by, run
@@ -68,38 +68,3 @@ def test_what_the_cpu_has_no_time_for_runs_under_the_next_forward():
     updates = [(problem.graph.ops[step.op].name, step.iteration) for step in schedule.steps if isinstance(step, Compute) and step.on == "cpu"]
     assert updates == [("step0", -1), ("step2", -1), ("step3", 0), ("step1", 0)]
     assert simulate(found, schedule).seconds == pytest.approx(12 + 1 / 8 + 1 / 7)
-
-
-def test_what_has_begun_goes_on_with_its_rank_where_it_stays():
-    """Two updates in two parts of a second each: that of rank 1 has begun when that of rank 0, which is needed first, is there."""
-    late = Piece("device", (), ("gpu",), 0.5)
-    begun = [Piece("link", (), ("in",), 1.0, [], 1, stays=True) for _ in range(2)]
-    needed = [Piece("link", (), ("in",), 1.0, [late], 0, stays=True) for _ in range(2)]
-    assert run([late, *begun, *needed]) == [late, *begun, *needed]
-    assert [piece.start for piece in (*begun, *needed)] == [0, 1, 2, 3]
-
-
-def test_all_but_a_few_of_what_waits_are_over_before_it_starts():
-    """Gradients at 1, 2 and 3 s, each for an update of 2 s, the last one ranked first. The device goes on when no more than one update is left: at
-    5 s two are over, the first and the third."""
-    gradients = [Piece("device", (), ("gpu",), 1.0) for _ in range(3)]
-    updates = [Piece("link", (), ("in",), 2.0, [gradient], rank) for gradient, rank in zip(gradients, (2, 1, 0), strict=True)]
-    more = Piece("device", (), ("gpu",), 1.0, held=[[update] for update in updates], at_most=1)
-    run([*gradients, more, *updates])
-    assert [update.end for update in updates] == [3, 7, 5]
-    assert more.start == 5
-
-
-def test_state_that_passes_does_so_in_the_order_of_need():
-    """Four layers of a second; backward takes another for each update that runs beside it. State takes 4 s each way, and the update 1. When that of
-    layer 3 is over, layers 2 and 1 have gradients, and 1 goes first; then 0, at the end of backward. So the step begins with the update of 0 until
-    5 s and of 2 until 10 s, when layers 0 and 1 have run; layers 2, 3, the loss and backward take 11 s more. In turn it would take 24 s."""
-    problem = named(chain(4, weight_bytes=1, state_bytes=34))
-    states = {f"block{n}": Placement("host", "streamed", gradients="device") for n in range(4)}
-    found, schedule = with_states(problem, keep_all.plan(problem), states, "backward")
-    check_schedule(found, schedule)
-    updates = [(problem.graph.ops[step.op].name, step.iteration) for step in schedule.steps if isinstance(step, Compute) and step.on == BESIDE]
-    assert updates == [("step0", -1), ("step2", -1), ("step3", 0), ("step1", 0)]
-    assert simulate(found, schedule).seconds == pytest.approx(21)
-    gradient = next(storage.id for storage in problem.graph.storages if storage.name == "g2")
-    assert Free(gradient, "hbm", iteration=-1) in schedule.steps, "it is there until the update is over"

@@ -200,7 +200,7 @@ def _with_buffers(problem: Problem, updates: Collection[int], worker: Processor,
     seconds |= {
         (op, name): seconds[op, worker.name] for op in updates if (op, name) not in seconds and (op, worker.name) in seconds
     }  # unless measured
-    inside = {f"{name}, within": WITHIN}
+    inside = {name: WITHIN}
     links = [Link(worker.tier, tier, inside), Link(tier, worker.tier, inside)]
     links += [replace(link, dst=tier) for link in machine.links if link.dst == worker.tier and PASSING not in (link.src, link.dst)]
     links += [replace(link, src=tier) for link in machine.links if link.src == worker.tier and PASSING not in (link.src, link.dst)]

@@ -26,9 +26,6 @@ class Piece:
     seconds: float
     after: list[Piece] = field(default_factory=list)
     rank: int | None = None
-    stays: bool = False  # others of its rank come next, whoever else can start
-    held: Sequence[Sequence[Piece]] = ()  # groups of pieces of which, when it starts, all but a few are over
-    at_most: int = 0  # so many
     start: float = -1.0  # once it is known
     end: float = -1.0
     known_ready: float | None = None
@@ -41,17 +38,8 @@ class Piece:
                 if other.end < 0:
                     return None
                 latest = max(latest, other.end)
-            if len(self.held) > self.at_most:
-                over, ends = len(self.held) - self.at_most, sorted(max(one.end for one in group) for group in self.held if _are_known(group))
-                if len(ends) < over:
-                    return None
-                latest = max(latest, ends[over - 1])
             self.known_ready = latest
         return self.known_ready
-
-
-def _are_known(pieces: Iterable[Piece]) -> bool:
-    return all(piece.end >= 0 for piece in pieces)
 
 
 class _Row:
@@ -84,7 +72,6 @@ class _ByRank(_Row):
         self._coming: list[tuple[float, int, Piece]] = []  # by when they are ready
         self._there: list[tuple[int, float, int, Piece]] = []  # by rank
         self._count = 0
-        self._begun: int | None = None  # the rank of a piece that was taken, if others of that come next
 
     def __bool__(self) -> bool:
         return bool(self._waiting or self._coming or self._there)
@@ -101,13 +88,10 @@ class _ByRank(_Row):
             now = max(now, ready)
             assert piece.rank is not None
             heapq.heappush(self._there, (piece.rank, ready, number, piece))
-        chosen = min((one for one in self._there if one[0] == self._begun), default=self._there[0])
-        return max(now, chosen[1]), chosen[-1]
+        return max(now, self._there[0][1]), self._there[0][-1]
 
     def take(self, piece: Piece) -> None:
-        self._begun = piece.rank if piece.stays else None
-        self._there = [one for one in self._there if one[-1] is not piece]
-        heapq.heapify(self._there)
+        assert heapq.heappop(self._there)[-1] is piece
 
 
 def piece(problem: Problem, row: str, steps: Sequence[Step], after: Iterable[Piece] = (), rank: int | None = None) -> Piece:

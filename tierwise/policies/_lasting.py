@@ -295,8 +295,6 @@ class _Away:
         results: dict[int, Piece] = {}
         staying: dict[int, list[Step]] = {}  # gradients of updates through the device, by the op after which they are complete
         behind: dict[str, dict[int, list[Piece]]] = {}  # of each processor, updates by the op after which they can run
-        passing: dict[int, list[Piece]] = {}  # updates through the device in the order they are needed, by the op after which they can run
-        held: list[tuple[Piece, list[Step]]] = []  # with what becomes of their gradients on the device when they are over
         pieces = [*device, *following, *listed, *more]
         for op in order:
             on = self.places[op].processor
@@ -305,16 +303,6 @@ class _Away:
             count = bisect.bisect_right(computes, self._complete_at(self.graph.ops[op])) if when == "backward" else 0
             complete[op] = device[count - 1 : count]
             shared = [results[other] for other in self._earlier(op)]  # one storage of several parameters
-            if op in ranks and self._passes_through(op):
-                gradients = self._take_gradients(op, iteration)
-                self.after.setdefault(computes[count - 1], []).extend(step for step in gradients if isinstance(step, Copy))
-                results[op] = self._passing(op, iteration, [*shared, *complete[op]], ranks[op])
-                held.append((results[op], [step for step in gradients if isinstance(step, Free)]))
-                passing.setdefault(count, []).append(results[op])
-                pieces.append(results[op])
-                if count < len(device):  # for a few their gradients wait, then backward does
-                    device[count].held, device[count].at_most = list(passing.values()), IN_FLIGHT
-                continue
             first = len(mine) - 1 - self._on_their_way(mine)  # when the one before that has left its place
             before = [*complete[mine[max(0, first)]], *(results[other] for other in mine[max(0, first - 1) : max(0, first)])]
             fetch = piece(f"{on}, state", self._fetch_state(op, iteration), [*shared, *(before if op not in ranks else [])])
@@ -347,28 +335,10 @@ class _Away:
         for place, count in enumerate(places):
             until = places[place + IN_FLIGHT] if place + IN_FLIGHT < len(places) else len(computes)
             self.after.setdefault(computes[until - 1], []).extend(staying[count])
-        from_host = [op for op in order if self._is_elsewhere(op) and not self._passes_through(op)]
-        wanted = {id(results[op]): number for number, ops in needed.items() for op in ops if op in from_host}
+        wanted = {id(results[op]): number for number, ops in needed.items() for op in ops if self._is_elsewhere(op)}
         for one in in_time(pieces):
             if one.row != ON_DEVICE and not one.row.startswith(LISTED):
                 self._list(one, computes, device, following, wanted.get(id(one), 0) - JUST_BEFORE if when == "after" or following else 0)
-        for one, frees in held:
-            self._let_go(one, frees, computes, device, following)
-
-    def _let_go(self, one: Piece, frees: Sequence[Step], computes: Sequence[int], device: Sequence[Piece], following: Sequence[Piece]) -> None:
-        """Gradients that an update through the device reads are there until it is over, in this step or for the step before."""
-        late = one.start >= device[-1].end
-        count = over_by(following if late else device, one.end)
-        self.after.setdefault(computes[count - 1] if count else -1, []).extend(replace(step, iteration=-1) if late else step for step in frees)
-
-    def _passing(self, op: int, iteration: int, after: Sequence[Piece], rank: int) -> Piece:
-        """An update through the device: pieces of its state come, are updated and go, both ways at once. What was begun is brought to its end."""
-        comes = piece_of(self.problem, "", [*self._fetch_state(op, iteration), *self._fetch_parameters(op, iteration)])
-        works, goes = (piece_of(self.problem, "", steps) for steps in (self._compute(op, iteration), self._results(op, iteration)))
-        return Piece(
-            f"{self.places[op].processor}{BY_RANK}", [*comes.steps, *works.steps, *goes.steps], (*comes.lanes, *works.lanes),
-            max(comes.seconds, works.seconds, goes.seconds), list(after), rank, stays=True,
-        )  # fmt: skip
 
     def _on_their_way(self, updates: Sequence[int]) -> int:
         """For how many before the last of these updates state is on its way or there when that of the last one comes."""
@@ -394,11 +364,10 @@ class _Away:
         self.after.setdefault(computes[count - 1] if count else -1, []).extend(steps)
 
     def _may_be_late(self, op: int, when: str) -> bool:
-        """Whether an update in backward may wait until the next forward: all that it works on is where it works, or its gradient waits on the device
-        for state that passes through."""
-        place, works_in = self.places[op], self.works_in[self.places[op].processor]
-        waits = place.state == place.gradients == works_in or (works_in == PASSING and place.gradients == self.device)
-        return when == "backward" and self.problem.cyclic and self._is_elsewhere(op) and waits and not self.uses_disk and not self._earlier(op)
+        """Whether an update in backward may wait for the cpu until the next forward: all that it works on is in host memory."""
+        place = self.places[op]
+        in_host = self._is_elsewhere(op) and place.state == place.gradients == self.works_in[place.processor]
+        return when == "backward" and self.problem.cyclic and in_host and not self.uses_disk and not self._earlier(op)
 
     def _forward_ops(self, computes: Sequence[int]) -> int:
         """How many ops the step begins with before any of backward."""

@@ -67,34 +67,6 @@ def test_turns_of_what_was_let_in_wait_for_nobody():
     busy.lane.close()
 
 
-def test_it_looks_when_it_has_waited_for_what_it_shall():
-    """While the lane waits before its turn, 3 is put after 8, and goes first."""
-    lane, asked, may, ran = Lane("streamed"), threading.Event(), threading.Event(), []
-    backlog = Backlog(lane, lambda: (asked.set(), may.wait()))
-    first = backlog.put(lambda: ran.append(8), arrivals=[], needed=8)
-    asked.wait()
-    second = backlog.put(lambda: ran.append(3), arrivals=[], needed=3)
-    may.set()
-    first.wait()
-    second.wait()
-    assert ran == [3, 8]
-    lane.close()
-
-
-def test_whoever_is_over_first_is_known():
-    """Layer 3 is put last and goes first; one that failed is over, too."""
-    busy = Busy(lambda backlog: None)
-    signals = [busy.backlog.put(lambda: 1 / 0, arrivals=[], needed=7), busy.backlog.put(lambda: None, arrivals=[], needed=3)]
-    held = Signal()
-    third = busy.backlog.put(held.wait, arrivals=[held], needed=1)
-    busy.goes_on()
-    assert busy.backlog.first_over([third, signals[1]]) == 1
-    assert busy.backlog.first_over([third, signals[0]]) == 1
-    held.fire()
-    assert busy.backlog.first_over([third]) == 0
-    busy.lane.close()
-
-
 def test_a_failure_is_that_of_the_update_and_a_closed_lane_fails_the_rest():
     lane, began, go_on = Lane("cpu"), threading.Event(), threading.Event()
     backlog = Backlog(lane)

@@ -201,39 +201,3 @@ def test_only_so_many_chunks_are_under_way_through_the_device(allowed, monkeypat
         assert came_first == allowed
         states.flush()
         assert len(came) == sum(len(list(home.unit.chunks())) for home in states.stored) > 3
-
-
-@pytest.mark.parametrize(("in_flight", "launched", "first"), [(8, 5, ["head", "embedding", "layers.0"]), (2, 3, ["head", "layers.1"])])
-def test_state_passes_through_the_device_in_the_order_of_need(in_flight, launched, first):
-    """The head has begun, and nothing comes until so many are launched. If all gradients may wait, the first layers go first. If those of two
-    may, backward waits as that of layer 1 is there, for the head; then layer 1 goes before layer 2, which goes on waiting."""
-    may_come, began, count = threading.Event(), [], []
-
-    def before_copy(direction, nbytes):
-        if direction is Direction.IN:
-            may_come.wait()
-
-    model = net()
-    optimizer = adamw(model)
-    may_come.set()
-    with placed(
-        model, optimizer, everywhere(Placement("host", "streamed")), masters="fp32", update="backward", units_in_flight=in_flight, delay=0.0,
-        before_copy=before_copy,
-    ) as states:  # fmt: skip
-        streamed, launch = states._updates._streamed, states._updates.launch
-
-        def launching(*args):
-            found = launch(*args)
-            count.append(found)
-            if len(count) == launched:
-                may_come.set()
-            return found
-
-        states._updates.launch = launching
-        states._updates._streamed = lambda home, job: (began.append(home.unit.name.split()[0]), streamed(home, job))[1]
-        loss = loss_of(model, 0)
-        may_come.clear()
-        loss.backward()
-        optimizer.step()
-        states.flush()
-    assert began[: len(first)] == first, began

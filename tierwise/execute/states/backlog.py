@@ -30,14 +30,13 @@ class _Waiting:
 
 class Backlog:
     """Each piece of work put here gives the lane one turn, in which it takes whichever is best by then. Work that can stop for a moment lets in what
-    is needed before it. `before`: what the lane waits for before it looks; the later it does, the more has arrived."""
+    is needed before it."""
 
-    def __init__(self, lane: Lane, before: Callable[[], object] = lambda: None) -> None:
-        self._lane, self._before = lane, before
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
         self._let_in = 0  # turns that are still to come for work that is done
-        self._over = threading.Condition()  # whenever a piece of work is
 
     def put(self, work: Callable[[], object], *, arrivals: Sequence[Event], needed: int) -> Signal:
         """`arrivals`: of what it works on; `needed`: whose result is wanted first. The signal carries its failure."""
@@ -52,13 +51,7 @@ class Backlog:
         with self._lock:
             left, self._waiting = self._waiting, []
         for waiting in left:
-            self._fire(waiting.signal, CopyFault(f"the {self._lane.name} lane was closed before this was done"))
-
-    def first_over(self, signals: Sequence[Signal]) -> int:
-        """Block until one of these is over, however that ended; which."""
-        with self._over:
-            self._over.wait_for(lambda: any(signal.done() for signal in signals))
-        return next(place for place, signal in enumerate(signals) if signal.done())
+            waiting.signal.fire(CopyFault(f"the {self._lane.name} lane was closed before this was done"))
 
     def let_in(self, needed: int) -> None:
         """On the lane, in the middle of work whose result is needed then: do what has arrived since and is needed before that."""
@@ -74,7 +67,6 @@ class Backlog:
         return chosen
 
     def _turn(self) -> None:
-        self._before()
         with self._lock:
             ready = [waiting for waiting in self._waiting if waiting.has_arrived()]
             if not ready and self._let_in:
@@ -94,12 +86,7 @@ class Backlog:
             _log.debug("work on the %s lane failed", self._lane.name, exc_info=True)
             error = without_frames(failure)
         chosen.work, chosen.arrivals = _nothing, ()  # whoever waits for the signal may count on the memory
-        self._fire(chosen.signal, error)
-
-    def _fire(self, signal: Signal, error: BaseException | None) -> None:
-        with self._over:
-            signal.fire(error)
-            self._over.notify_all()
+        chosen.signal.fire(error)
 
 
 def _nothing() -> None:

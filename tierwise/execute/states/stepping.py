@@ -123,14 +123,11 @@ class Stepping:
             self._keep_few_waiting()
 
     def _keep_few_waiting(self) -> None:
-        """Gradients that come faster than they are used would pile up on the device. Whoever is needed last is updated last, so whoever is done
-        first makes room."""
+        """Gradients that come faster than they are used would pile up on the device."""
         if self._units_in_flight is not None:
             waiting = [home for home in self._in_flight if not home.wants_gradients]
-            while len(waiting) > self._units_in_flight:
-                done = self._updates.first_over(waiting)
-                waiting.remove(done)
-                self.finish(done)
+            for home in waiting[: -self._units_in_flight]:
+                self.finish(home)
 
     def finish(self, home: Stored) -> None:
         """Compute that comes from now on comes after the unit's update."""

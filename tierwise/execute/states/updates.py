@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +19,7 @@ import torch
 
 from ..device import CudaDevice, Device, Direction, waited_here
 from ..host_pool import HostPool
-from ..lanes import Event, Lane, Signal, Turns, already, settled
+from ..lanes import Event, Lane, Signal, Turns, already
 from .arithmetic import Arithmetic, Piece
 from .backlog import Backlog
 from .beside import Beside
@@ -32,7 +31,6 @@ from .whole import Whole
 STAGING_BUFFERS = 3  # one arriving, one in work, one leaving
 CHUNKS_A_TURN = 2  # of a link: a turn costs it 0.1 ms, and a chunk takes 2
 CHUNKS_AHEAD = 12  # of a link, 20 ms: no thread is that late, and what comes after them waits no longer
-CHUNKS_LEFT = 4  # of the update before when the next is chosen: more would be of one that somebody else is needed before
 
 
 @dataclass(eq=False, slots=True)
@@ -139,8 +137,7 @@ class Updates:
             if place in places:
                 self._lanes[place] = Lane(f"{place} update")
         self._turns = Turns() if self._lanes else None
-        befores = {"streamed": partial(self._wait_until_left, CHUNKS_LEFT)}
-        self._backlogs = {place: Backlog(lane, befores.get(place, _nothing)) for place, lane in self._lanes.items()}
+        self._backlog = Backlog(self._lanes["cpu"]) if "cpu" in self._lanes else None
         sizes = ring_bytes(stored)
         for name, (nbytes, count) in sizes.items():
             assert pool is not None
@@ -165,8 +162,8 @@ class Updates:
         return self._rings.get(f"{kind} {home.unit.placement.update}")
 
     def launch(self, home: Stored, job: Job, needed: int = 0) -> Pending | None:
-        """Start an update; None if it is in line with compute, so that there is nothing to wait for. `needed`: of those that wait for the CPU, or for
-        the link, the one with the least goes first."""
+        """Start an update; None if it is in line with compute, so that there is nothing to wait for. `needed`: of those that wait for the CPU, the
+        one with the least goes first."""
         place = home.unit.placement.update
         if place == "device":
             self._on_device(home, job)
@@ -177,15 +174,11 @@ class Updates:
         def run() -> None:
             pending.event = self._on_cpu(home, job, needed) if place == "cpu" else self._streamed(home, job)
 
-        arrivals = job.arrivals if home.wants_gradients else (job.ready,)
-        pending.signal = self._backlogs[place].put(run, arrivals=arrivals, needed=needed)
+        if place == "cpu" and self._backlog is not None:
+            pending.signal = self._backlog.put(run, arrivals=job.arrivals, needed=needed)
+        else:
+            pending.signal = self._lanes[place].put(run)
         return pending
-
-    def first_over(self, homes: Sequence[Stored]) -> Stored:
-        """Of units whose state passes through the device, the one whose update is issued first; this thread waits until one is."""
-        signals = [home.pending.signal for home in homes if home.pending is not None and home.pending.signal is not None]
-        assert len(signals) == len(homes)
-        return homes[self._backlogs["streamed"].first_over(signals)]
 
     def renew(self) -> None:
         """After a failure: nothing runs, and all buffers are free again."""
@@ -200,8 +193,8 @@ class Updates:
     def close(self) -> None:
         for lane in self._lanes.values():
             lane.close()
-        for backlog in self._backlogs.values():
-            backlog.close()
+        if self._backlog is not None:
+            self._backlog.close()
         if self._turns is not None:
             self._turns.close()
         for ring in self._rings.values():
@@ -234,7 +227,7 @@ class Updates:
         if isinstance(self.arithmetic, Whole):
             return self._whole_on_cpu(home, job, self.arithmetic)
         direct = home.has_master and home.parameters is None and home.dtype == home.unit.dtype  # the master itself can be copied
-        others = None if DiskChunks in (type(home.chunks), type(home.parameters)) else self._backlogs["cpu"]
+        others = None if DiskChunks in (type(home.chunks), type(home.parameters)) else self._backlog
         for index, chunk, parts in self._walk(home, job):
             if others is not None:
                 others.let_in(needed)
@@ -311,7 +304,8 @@ class Updates:
         arrivals = waited_here(job.arrivals)  # not on the copy lane: the host's work on a gradient may stand behind updates that wait for that lane
         leaving: tuple[int, Event] | None = None
         for index, chunk, parts in self._walk(home, job):
-            self._wait_until_left(CHUNKS_AHEAD - 1)
+            while len(self._issued) >= CHUNKS_AHEAD:
+                self._issued.popleft().wait()
             number = self.staging.next()
             waited_here((self.staging.free[number],))  # a lane that waits for a buffer would keep the link from others
             layout = _Staged(home, chunk, self.staging.buffers[number])
@@ -351,11 +345,6 @@ class Updates:
         if leaving is not None:
             self._give(home, *leaving)
         return last
-
-    def _wait_until_left(self, most: int) -> None:
-        """Until no more chunks than these are on their way through the device. One that failed is its own update's concern."""
-        while len(self._issued) > most:
-            settled(self._issued.popleft()).wait()
 
     def _compute_staged(self, home: Stored, job: Job, chunk: slice, parts: Sequence[tuple[Run, slice]], layout: _Staged) -> None:
         arrays = layout.state
@@ -441,10 +430,6 @@ def _makes_all(home: Stored, chunk: slice, parts: Sequence[tuple[Run, slice]]) -
     """Whether every parameter of a chunk is made anew from its master, so that the old ones need not be there."""
     made = {slot for _, part in parts for slot, _ in home.unit.pieces(part)}
     return home.has_master and all(slot in made for slot, _ in home.unit.pieces(chunk))
-
-
-def _nothing() -> None:
-    pass
 
 
 def _number(factor: Factor | None) -> float:
