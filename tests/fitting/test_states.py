@@ -145,14 +145,14 @@ def test_another_batch_runs_around_the_state_as_it_is_and_a_large_one_makes_it_m
             optimizer.zero_grad()
             yield loss.item()
 
-    expected = list(loop(*model_and_optimizer(), (64, 32, 64, 208)))
+    expected = list(loop(*model_and_optimizer(), (64, 32, 64, 224)))
     model, optimizer = model_and_optimizer()
     with fitting(model, optimizer=optimizer, budget=1400 * KIB) as found:
         assert list(loop(model, optimizer, (64, 32, 64))) == expected[:3]
         assert len(found.plans) == 2
         placed = found.lasting.placements
         assert all(plan.program.states == placed for plan in found.plans.values())
-        assert list(loop(model, optimizer, (208,))) == expected[3:]
+        assert list(loop(model, optimizer, (224,))) == expected[3:]
         assert len(found.plans) == 1 and found.lasting.placements != placed
 
 
