@@ -177,3 +177,11 @@ def test_never_without_a_plan_where_another_policy_has_one(problem, share):
     if not fits:
         return
     assert simulate(problem, auto.plan(problem)).seconds <= 1.005 * min(fits)
+
+
+def test_where_what_lasts_has_no_room_anywhere_nobody_is_asked(monkeypatch):
+    """Two layers with 15 bytes each that last: 19 of them on the device and 6 on disk leave 5 for host memory, which has 4."""
+    problem = chain(2, weight_bytes=5, state_bytes=10, on=machine(hbm=100, dram=4, nvme=6)).with_budget(19)
+    monkeypatch.setattr(auto, "_Search", lambda *_: pytest.fail("a plan was looked for"))
+    with pytest.raises(InfeasibleBudget, match="auto needs 5 B of dram and there are 4 B; give it a machine with more, or a larger budget"):
+        plan(problem, "auto")

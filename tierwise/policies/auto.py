@@ -76,6 +76,9 @@ def plan(problem: Problem, *, plan_seconds: float = 10.0, max_tries: int = 0, ti
     """The best plan found in `plan_seconds` of the processor, or after `max_tries` plans if that is given, which alone makes two searches equal."""
     if plan_seconds <= 0 or max_tries < 0:
         raise BadInput(f"plan_seconds is {plan_seconds:g} and max_tries {max_tries}; give more than 0 seconds, and 0 tries for no such limit")
+    if (lacking := _lacking_bytes(problem)) > 0 and tier in problem.machine.tier_named:  # nobody need be asked
+        there = problem.machine.capacity(tier)
+        raise OverCapacity(0, f"what lasts does not fit anywhere by {format_bytes(lacking)}", tier=tier, needed_bytes=there + lacking)
     search = _Search(problem, tier, processor, math.inf if max_tries else plan_seconds, max_tries or math.inf)
     search.run()
     if search.best is None:
@@ -84,6 +87,12 @@ def plan(problem: Problem, *, plan_seconds: float = 10.0, max_tries: int = 0, ti
             least_bytes=search.least_bytes,
         )
     return replace(search.best, notes=tuple(search.notes()))
+
+
+def _lacking_bytes(problem: Problem) -> int:
+    """By how much parameters and optimizer state are more than the budget and all other tiers together."""
+    lasting = sum(storage.nbytes for storage in problem.graph.storages if storage.lasting)
+    return lasting - problem.budget_bytes - sum(tier.capacity_bytes for tier in problem.machine.tiers if tier.name != problem.device_tier)
 
 
 @dataclass(frozen=True, slots=True)
