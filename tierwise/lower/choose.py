@@ -9,7 +9,7 @@ and simulated. Whether a program fits is a few additions (holding.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -59,9 +59,7 @@ def _every_call(menu: Menu, which: int) -> dict[int, CallPlan]:
     return {call.id: CallPlan(menu.choices[call.region][which].name) for call in menu.problem.graph.calls if call.region in menu.choices}
 
 
-def choose(
-    menu: Menu, *, tiers: Sequence[str] = ("dram",), min_sent_bytes: int = 0, images: int = IMAGES, on_trial: Callable[[], None] = lambda: None
-) -> Chosen:
+def choose(menu: Menu, *, tiers: Sequence[str] = ("dram",), min_sent_bytes: int = 0, images: int = IMAGES) -> Chosen:
     """The fastest program found within the menu's budget; `tiers` are where saved values may go, the fastest first, if they are large enough.
     `images`: how many of what the sketch finds are simulated."""
     kept = _predicted(menu, keep_everything(menu))
@@ -70,7 +68,6 @@ def choose(
     search = _Search(menu, tiers, min_sent_bytes)
     found: list[Chosen] = []
     for program in search.programs(images):
-        on_trial()
         if (chosen := _predicted(menu, program)) is not None:
             found.append(chosen)
             if chosen.seconds <= search.least_seconds * AS_FAST:

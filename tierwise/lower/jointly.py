@@ -57,12 +57,13 @@ def choose_jointly(
     tiers: Sequence[str] = ("dram",),
     min_sent_bytes: int = 0,
     seconds: float = 10.0,
+    tries: int | None = None,
     explained: bool = True,
     fixed: Mapping[str, Placement] | None = None,
     takes: Callable[[Mapping[str, Placement]], tuple[int, int]] = lambda states: (0, 0),
-    on_trial: Callable[[], None] = lambda: None,
 ) -> Chosen:
-    """The fastest program found in so many seconds; more than those only to find one at all. `fixed`: state is already where these say.
+    """The fastest program found in so many seconds, or `tries`, which alone make two searches equal; more than those only to find one at all.
+    `fixed`: state is already where these say.
     `takes`: what whoever runs updates holds on the device for them all the time, and of host memory in all. `explained`: it says how far it is from
     what no plan could beat."""
     whole = menu
@@ -70,12 +71,13 @@ def choose_jointly(
         menu = compact(menu)
     units = state_units(menu.problem.graph, menu.homes)
     if not units:
-        return _explained(menu, choose(menu, tiers=tiers, min_sent_bytes=min_sent_bytes, on_trial=on_trial), update)
-    began = time.monotonic()
+        return _explained(menu, choose(menu, tiers=tiers, min_sent_bytes=min_sent_bytes), update)
+    clock, seconds = _Clock(tries is not None), seconds if tries is None else tries
+    began = clock.now()
     deadline = began + SEARCHED_SHARE * seconds
     takes = _remembering(takes)
     for _ in range(CORRECTIONS + 1):
-        search = _Search(menu, units, update, tiers, min_sent_bytes, deadline, takes, on_trial)
+        search = _Search(menu, units, update, tiers, min_sent_bytes, deadline, takes, clock)
         found = search.run() if fixed is None else search.around(fixed)
         missing = _missing_host_bytes(whole, found) if fixed is None and "nvme" in tiers else 0
         if missing <= 0:
@@ -84,6 +86,19 @@ def choose_jointly(
         machine = menu.problem.machine
         menu = replace(menu, problem=replace(menu.problem, machine=machine.with_capacity("dram", machine.capacity("dram") - 2 * missing)))
     return _explained(menu, found, update) if explained else found
+
+
+class _Clock:
+    """What has been spent: seconds, or tries."""
+
+    def __init__(self, counts: bool) -> None:
+        self._counts, self._tries = counts, 0
+
+    def now(self) -> float:
+        return float(self._tries) if self._counts else time.monotonic()
+
+    def tick(self) -> None:
+        self._tries += 1
 
 
 def _remembering(takes: Callable[[Mapping[str, Placement]], tuple[int, int]]) -> Callable[[Mapping[str, Placement]], tuple[int, int]]:
@@ -129,12 +144,12 @@ class _Search:
         min_sent_bytes: int,
         deadline: float,
         takes: Callable[[Mapping[str, Placement]], tuple[int, int]],
-        on_trial: Callable[[], None],
+        clock: _Clock,
     ) -> None:
-        self.began = time.monotonic()
+        self.clock, self.began = clock, clock.now()
         self.takes = takes
         self.menu, self.units, self.update = menu, units, update
-        self.tiers, self.min_sent_bytes, self.deadline, self.on_trial = tiers, min_sent_bytes, deadline, on_trial
+        self.tiers, self.min_sent_bytes, self.deadline = tiers, min_sent_bytes, deadline
         self.tried: dict[tuple[Split, bool], Chosen | None] = {}
         self.borrowed: dict[Split, Chosen] = {}  # with activations that were planned for another split
         self.planned: dict[tuple[frozenset[tuple[str, Placement]], bool], Chosen | None] = {}  # by states, and whether activations are sent
@@ -265,17 +280,21 @@ class _Search:
         shares = (0.0, self.balance / 2, self.balance)
         others = (replace(first, parameters=round(share * first.state), streamed=streamed) for share in HALVES for streamed in shares)
         for seed in (*self._by_line(), *(other for other in others if line.with_shares(*other.shares_of(count)) < least * HOPELESS), *seeds):
-            if time.monotonic() < until or not looks.seconds:
-                looks.at(seed)
+            if self.clock.now() < until or not looks.seconds:
+                self._look(seed)
         if not looks.seconds:  # nothing fits in which no activation leaves
             return []
         best = looks.best()[0]
         left = self._near(best)
-        while left and time.monotonic() < until:
-            split = looks.at(left.pop(0))
+        while left and self.clock.now() < until:
+            split = self._look(left.pop(0))
             if split is not None and looks.seconds[split] < looks.seconds[best]:
                 best, left = split, self._near(split)
         return looks.best()
+
+    def _look(self, split: Split) -> Split | None:
+        self.clock.tick()
+        return self.looks.at(split)
 
     def _near(self, split: Split) -> list[Split]:
         """Large changes before small ones."""
@@ -318,7 +337,7 @@ class _Search:
 
     def _closer(self, chosen: Chosen) -> Chosen:
         """The same states, and activations around them as well as it goes, if there is time left."""
-        now = time.monotonic()
+        now = self.clock.now()
         if now + (now - self.began) > self.deadline or chosen.seconds <= NEAR * least_seconds(self.menu, self.update):
             return chosen
         states = chosen.program.states
@@ -352,7 +371,7 @@ class _Search:
                 ):
                     if self._try(near, (sends,)) is None and not sends:  # too large without
                         self._try(near, (True,))
-            if time.monotonic() > self.deadline:
+            if self.clock.now() > self.deadline:
                 return
             if self._best_split() == split:
                 if step == 1:
@@ -367,8 +386,9 @@ class _Search:
             return best
         found: list[tuple[float, int, Chosen]] = []
         for number, chosen in enumerate([best, *near[:MOST_FINALISTS]]):
-            if number > FINALISTS and time.monotonic() > until:
+            if number > FINALISTS and self.clock.now() > until:
                 break
+            self.clock.tick()
             passing, _ = self.takes(chosen.program.states) if chosen.program.states else (0, 0)
             made = image(with_budget(menu, menu.problem.budget_bytes - passing), chosen.program)
             try:
@@ -382,7 +402,7 @@ class _Search:
         """Ever better exchanges that leave the device as full as it is: parameters that leave for state that stays, or the other way round, and other
         shares of streamed updates. Each with the activations of the best, and the best of them with its own."""
         count = len(self.units)
-        while time.monotonic() < self.deadline:
+        while self.clock.now() < self.deadline:
             found = self._best()
             assert found is not None
             split, best = found
@@ -399,6 +419,7 @@ class _Search:
 
     def _with_activations_of(self, split: Split, other: Chosen) -> Chosen | None:
         """A split with what was planned for another one's activations, if that fits."""
+        self.clock.tick()
         states = self.splits.states(split)
         passing, host = self.takes(states) if states else (0, 0)
         if not states or host > self.host_bytes or passing >= self.menu.problem.budget_bytes:
@@ -433,7 +454,7 @@ class _Search:
         for sends in ways if self.tiers else (False,):
             if (split, sends) in self.tried or (sends and self._keeps_everything(split)):
                 continue
-            if time.monotonic() > self.deadline and self._best() is not None:
+            if self.clock.now() > self.deadline and self._best() is not None:
                 break
             if not sends and any(split.leaves_less_room_than(other) for other in self.too_large):
                 self.tried[split, sends] = None
@@ -477,7 +498,7 @@ class _Search:
 
     def _with(self, states: Mapping[str, Placement], passing_bytes: int, tiers: Sequence[str], images: int = FEW_IMAGES) -> Chosen | None:
         """Activations planned in what these states leave of the budget, with so much held all the time by whoever runs updates."""
-        self.on_trial()
+        self.clock.tick()
         light = lighter(self.menu, states, self.update)
         if tiers and states:
             left = self._with_what_is_left_of_the_link(light.problem, states)
