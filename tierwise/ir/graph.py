@@ -137,6 +137,11 @@ class Graph:
         return storage not in self.consumed_by or storage in recomputable
 
     @cached_property
+    def lasting_bytes(self) -> int:
+        """Of everything that lives across steps."""
+        return sum(storage.nbytes for storage in self.storages if storage.lasting)
+
+    @cached_property
     def live_bytes(self) -> tuple[int, ...]:
         """What is held while each op runs if everything is kept from its first use to its last."""
         change = [0] * (len(self.ops) + 1)

@@ -63,9 +63,8 @@ def choose_jointly(
     takes: Callable[[Mapping[str, Placement]], tuple[int, int]] = lambda states: (0, 0),
 ) -> Chosen:
     """The fastest program found in so many seconds, or `tries`, which alone make two searches equal; more than those only to find one at all.
-    `fixed`: state is already where these say.
-    `takes`: what whoever runs updates holds on the device for them all the time, and of host memory in all. `explained`: it says how far it is from
-    what no plan could beat."""
+    `fixed`: state is already where these say. `takes`: what whoever runs updates holds on the device for them all the time, and of host memory in
+    all. `explained`: it says how far it is from what no plan could beat."""
     whole = menu
     if menu.homes:
         menu = compact(menu)

@@ -50,7 +50,7 @@ def bytes_that_stay(problem: Problem, *, recompute_backward: bool) -> int:
         if runs_once or storage.id not in graph.recomputable:
             waits[producer] += storage.nbytes
             waits[uses[-1] + 1] -= storage.nbytes
-    lasting = sum(storage.nbytes for storage in graph.storages if storage.lasting)
+    lasting = graph.lasting_bytes
     most = level = 0
     for op in graph.ops:
         level += waits[op.id]
@@ -122,7 +122,7 @@ class Search:
     def __init__(self, problem: Problem, runs: Sequence[range], *, only_forward: bool, first_again: int = 0) -> None:
         """first_again: the first stage in which anything may run again."""
         self.problem, self.first_again = problem, first_again
-        self.free_bytes = problem.budget_bytes - sum(s.nbytes for s in problem.graph.storages if s.lasting)
+        self.free_bytes = problem.budget_bytes - problem.graph.lasting_bytes
         self.nodes = Nodes(problem, runs, only_forward=only_forward)
         self.units = Nodes(problem, runs, unit=unit_bytes(problem, self.free_bytes), only_forward=only_forward)
         self.best: Schedule | None = None

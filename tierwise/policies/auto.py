@@ -91,8 +91,8 @@ def plan(problem: Problem, *, plan_seconds: float = 10.0, max_tries: int = 0, ti
 
 def _lacking_bytes(problem: Problem) -> int:
     """By how much parameters and optimizer state are more than the budget and all other tiers together."""
-    lasting = sum(storage.nbytes for storage in problem.graph.storages if storage.lasting)
-    return lasting - problem.budget_bytes - sum(tier.capacity_bytes for tier in problem.machine.tiers if tier.name != problem.device_tier)
+    elsewhere = sum(tier.capacity_bytes for tier in problem.machine.tiers if tier.name != problem.device_tier)
+    return problem.graph.lasting_bytes - problem.budget_bytes - elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,6 +435,6 @@ def _dropped(problem: Problem, knobs: Knobs) -> Schedule | None:
         return everything
     ops = range(len(problem.graph.ops))
     nodes = Nodes(problem, [range(op, op + 1) for op in ops] if knobs.fine else runs_of(problem, NODES, only_forward=True), only_forward=True)
-    free = problem.budget_bytes - sum(s.nbytes for s in problem.graph.storages if s.lasting)
+    free = problem.budget_bytes - problem.graph.lasting_bytes
     stages = evict_in_order(nodes, free, FIRST_ANSWERS[knobs.rule](nodes))
     return None if stages is None else schedule_of(problem, nodes.computes(stages))

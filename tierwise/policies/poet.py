@@ -57,7 +57,7 @@ def plan(
     everything = build(problem)
     if peak_bytes(problem, everything)[problem.device_tier] <= problem.budget_bytes:
         return everything
-    lasting = sum(s.nbytes for s in problem.graph.storages if s.lasting)
+    lasting = problem.graph.lasting_bytes
     if lasting > problem.budget_bytes:
         raise InfeasibleBudget(f"what lives across steps alone is {format_bytes(lasting)}; the budget is {format_bytes(problem.budget_bytes)}")
     runs = runs_of(problem, max_nodes, only_forward=True)
@@ -77,7 +77,7 @@ class _Search:
 
     def __init__(self, problem: Problem, runs: list[range], tier: str) -> None:
         self.problem, self.tier = problem, tier
-        self.free_bytes = problem.budget_bytes - sum(s.nbytes for s in problem.graph.storages if s.lasting)
+        self.free_bytes = problem.budget_bytes - problem.graph.lasting_bytes
         self.nodes = Nodes(problem, runs, only_forward=True)
         self.units = Nodes(problem, runs, unit=unit_bytes(problem, self.free_bytes), only_forward=True)
         self.best: Schedule | None = None

@@ -58,7 +58,7 @@ def plan(
         raise BadInput(f"threshold and ahead are numbers of levels from 1 on, not {threshold} and {ahead}")
     if not 0 < memory_ratio <= 1:
         raise BadInput(f"memory_ratio is {memory_ratio}; it is a share of the free memory, above 0 and at most 1")
-    lasting = sum(s.nbytes for s in problem.graph.storages if s.lasting)
+    lasting = problem.graph.lasting_bytes
     limit = lasting + int(memory_ratio * max(0, problem.budget_bytes - lasting))
     rewriter = _Rewriter(problem, tier)
     most = rewriter.levels
