@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -118,7 +119,7 @@ def test_parameters_leave_when_their_moments_are_not_enough():
         train(model, optimizer, steps=1)
         assert any(parameters == "host" for *_, parameters in homes(model))
         words = plan_of(model).summary()
-        assert "optimizer state of a module lives in host memory" in words and "come when it runs" in words
+        assert "optimizer state of a module lives in host memory" in words and " before it runs" in words
 
 
 def test_clipping_accumulation_schedulers_and_evaluation_in_between():
@@ -258,6 +259,19 @@ def test_a_time_to_plan_in_that_is_none(seconds):
         tierwise.fit(model, optimizer, budget="1MiB", device=NullDevice(1 << 30), plan_seconds=seconds)
 
 
+def test_parameters_come_as_early_as_the_plan_says():
+    """Also where another plan has the same places: nothing moves for it."""
+    model, optimizer = model_and_optimizer()
+    with fitting(model, optimizer=optimizer, budget=1400 * KIB, update="backward") as found:
+        plan = found.prepare((), batch(0))
+        states = found.lasting.states
+        assert states is not None and states.residency.ahead == plan.program.ahead
+        found.current = replace(plan, program=replace(plan.program, ahead=3))
+        found.plans = dict.fromkeys(found.plans, found.current)
+        found.prepare((), batch(0))
+        assert found.lasting.states is states and states.residency.ahead == 3
+
+
 def test_what_passes_through_the_device_is_not_said_to_live_there(monkeypatch):
     """As on a card, where torch's own updates pass through it: buffers for that are counted, and no tier of them is shown."""
     monkeypatch.setattr(fitted, "homes_of", lambda *args, **options: homes_of(*args, **{**options, "on_card": True}))
@@ -274,17 +288,20 @@ def test_what_passes_through_the_device_is_not_said_to_live_there(monkeypatch):
 
 
 def test_room_is_left_for_holes_between_what_comes_and_goes():
-    """Of five times the parameters of the largest module that moves, and of a quarter of gradients that wait: at most an eighth of the budget."""
+    """Of the parameters of the largest module that moves, five times with compiled blocks and else three; and of a sixteenth of gradients that wait:
+    at most an eighth of the budget."""
     model, optimizer = model_and_optimizer()
     nbytes = sum(parameter.nbytes for parameter in model.blocks[0].parameters())
     waiting = Placement("host", "streamed", "device", "device")
     with fitting(model, optimizer=optimizer, budget="64MiB") as found:
         lasting = found.lasting
         assert lasting.holes_bytes({}) == lasting.holes_bytes({"blocks.0": ON_DEVICE}) == 0
-        assert lasting.holes_bytes({"blocks.0": Placement("host", "cpu", "device", "host")}) == 5 * nbytes
-        assert lasting.holes_bytes({"blocks.0": waiting, "blocks.1": waiting}) == 5 * nbytes + 2 * nbytes // 16
+        assert lasting.holes_bytes({"blocks.0": Placement("host", "cpu", "device", "host")}) == 3 * nbytes
+        assert lasting.holes_bytes({"blocks.0": waiting, "blocks.1": waiting}) == 3 * nbytes + 2 * nbytes // 16
+    with fitting(model, optimizer=optimizer, budget="64MiB", compile=True) as found:
+        assert found.lasting.holes_bytes({"blocks.0": waiting}) == 5 * nbytes + nbytes // 16
     with fitting(model, optimizer=optimizer, budget=760 * KIB) as found:
-        assert found.lasting.holes_bytes({"blocks.0": waiting}) == 760 * KIB // 8 < 5 * nbytes
+        assert found.lasting.holes_bytes({"blocks.0": waiting}) == 760 * KIB // 8 < 3 * nbytes
 
 
 @pytest.mark.parametrize(("largest", "budget", "expected"), [(200, 8000, 300), (200, 4000, 200), (10, 8000, 160), (10, 10**12, LEAVING_BYTES)])

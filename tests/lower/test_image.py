@@ -89,3 +89,14 @@ def test_lasting_state_placed_afterwards_is_the_same_image():
     kept = keep_everything(question)
     whole, after = image(question, replace(kept, states=states, update="backward")), with_lasting(image(question, kept), states, "backward")
     assert (whole.schedule, whole.problem, whole.program) == (after.schedule, after.problem, after.program)
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+def test_parameters_that_live_elsewhere_come_so_many_regions_ahead(ahead):
+    """Each while the region so many before its own runs, in forward and in backward."""
+    question = menu_with_moments(5)
+    states = dict.fromkeys(question.homes, IN_HOST)
+    words = steps_of(image(question, replace(keep_everything(question), states=states, update="backward", ahead=ahead)))
+    for block in range(ahead, 5):
+        before = words.index(f"block{block - ahead}.forward")
+        assert f"block{block}.weight -> hbm" in words[words.index(f"block{block - ahead - 1}.forward") if block > ahead else 0 : before]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from toy_blocks import menu_with_moments
 
-from tierwise.lower import choose_jointly
+from tierwise.errors import InvalidSchedule
+from tierwise.ir import check_schedule
+from tierwise.lower import choose_jointly, image
+from tierwise.simulate import simulate
 
 
 def test_two_searches_of_so_many_tries_are_equal_however_long_they_take(monkeypatch):
@@ -14,3 +19,23 @@ def test_two_searches_of_so_many_tries_are_equal_however_long_they_take(monkeypa
     few, many, again = (choose_jointly(menu_with_moments(10, hbm=200), update="backward", tries=tries) for tries in (4, 40, 40))
     assert many == again
     assert many.program.states and many.seconds <= few.seconds
+
+
+def seconds_of(question, program) -> float:
+    made = image(question, program)
+    try:
+        check_schedule(made.problem, made.schedule)
+    except InvalidSchedule:
+        return float("inf")
+    return simulate(made.problem, made.schedule).seconds
+
+
+@pytest.mark.parametrize(("hbm", "cpu_seconds", "ahead"), [(140, 1.0, 1), (150, 2.0, 1), (170, 2.0, 2), (170, 1.0, 3)])
+def test_parameters_come_as_early_as_is_fastest(hbm, cpu_seconds, ahead):
+    """Nine of ten weights live elsewhere. In 140 bytes there is no room to have them earlier; a cpu that takes two seconds for each would keep the
+    link waiting; else two or three regions ahead nobody waits for them. No other distance that fits is faster."""
+    question = menu_with_moments(10, hbm=hbm, cpu_seconds=cpu_seconds)
+    program = choose_jointly(question, update="backward", tries=40).program
+    assert sum(place.parameters != "device" for place in program.states.values()) == 9
+    others = [seconds_of(question, replace(program, ahead=other)) for other in {1, 2, 3} - {ahead}]
+    assert program.ahead == ahead and seconds_of(question, program) < min(others)

@@ -84,7 +84,9 @@ class Fitted:
             disk=settings.nvme,
             progress=progress,
         )
-        self.lasting = Lasting(self.session, self.below, optimizer, settings.masters, settings.update, settings.budget_bytes, settings.weights)
+        self.lasting = Lasting(
+            self.session, self.below, optimizer, settings.masters, settings.update, settings.budget_bytes, settings.weights, settings.compile
+        )
         self.meter = Meter(self)
         self._returned = Returned()
         self.session.returned = self._returned.watch
@@ -127,6 +129,7 @@ class Fitted:
         if self.lasting.differs(self.current.program):
             self._progress("moving parameters and optimizer state to where they live")
             self.lasting.place(self.current.program)
+        self.lasting.follow(self.current.program)
         return self.current
 
     def _made_for(self, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], elsewhere: Elsewhere) -> Plan:
@@ -421,7 +424,7 @@ class Fitted:
             leaving_bytes=self.lasting.leaving_bytes(program.states) if program.states else 0,
             keep_all_seconds=kept_seconds,
             keep_all_bytes=kept_bytes + aside,
-            notes=(*words_of(program.states, program.update), *prepared.notes),
+            notes=(*words_of(program), *prepared.notes),
             kept=kept(prepared, program.calls),
             holds_output=self._holds_output,
             state_host_bytes=state_host_bytes,

@@ -27,7 +27,9 @@ PASSING_SHARE = 50  # of the budget, one part in so many for gradients that leav
 LEAVING_UNITS, LEAVING_SHARE = 1.5, 20  # gradients of the largest module so many times may leave at once, where that is less than such a part of it
 HELD_SHARE = 10  # of the budget, one part in so many for gradients whose updates are under way during backward
 MOST_UNITS_IN_FLIGHT = 4
-HOLES_UNITS = 5  # the largest module's parameters so many times are what is lost between blocks where they come and go: 0.7 to 1.3 GB of 0.23 each
+# The largest module's parameters so many times are what is lost between blocks where they come and go: 0.9 to 1.6 GB of 0.23 each with compiled
+# blocks, whose workspace is large, and 0.5 to 0.7 op by op; 0.6 to 1.1 of 0.41.
+HOLES_UNITS = {True: 5, False: 3}
 HOLES_WAITING = 16  # of gradients that wait until backward is over, between activations, one part in so many
 HOLES_SHARE = 8  # of the budget, one part in so many at most
 ROOMY_SHARE = 0.85  # of the host memory that is available: state that takes less leaves room for all gradients
@@ -40,7 +42,7 @@ class Lasting:
 
     def __init__(
         self, session: Session, below: Below, optimizer: torch.optim.Optimizer | None, masters: str | None, update: str,
-        budget_bytes: int, weights: str | os.PathLike[str] | None = None,
+        budget_bytes: int, weights: str | os.PathLike[str] | None = None, compiled: bool = True,
     ) -> None:  # fmt: skip
         self._source = None if weights is None else Checkpoint(os.fspath(weights))
         self._comes_from_elsewhere = weights is not None or any(
@@ -54,6 +56,7 @@ class Lasting:
         self._chunk_elements = STREAM_CHUNK_BYTES // state
         self._most_chunk_elements = max(1, share // (STAGING_BUFFERS * (state + 2 * widest)))
         self._held_bytes, self._budget_bytes = budget_bytes // HELD_SHARE, budget_bytes
+        self._holes_units = HOLES_UNITS[compiled]
         self._session, self._below, self._optimizer = session, below, optimizer
         self._masters, self._update = masters, update
         self._known_sizes: dict[Callable[[nn.Parameter], int], dict[str, int]] = {}  # a planner asks for the same ones again and again
@@ -80,7 +83,7 @@ class Lasting:
         """What the allocator loses between blocks of many sizes that come and go at different times. If it had to be found in the middle of a step,
         everything would wait."""
         away = _away(states)
-        lost = HOLES_UNITS * max(self._sizes(away, _nbytes), default=0)
+        lost = self._holes_units * max(self._sizes(away, _nbytes), default=0)
         if self._update == "after":
             waiting = {path: place for path, place in away.items() if (place.update, place.gradients) == ("streamed", "device")}
             lost += sum(self._sizes(waiting, _nbytes)) // HOLES_WAITING
@@ -127,6 +130,11 @@ class Lasting:
         if self.placements is None:
             return bool(wanted) or self._comes_from_elsewhere or (self._masters is not None and self._optimizer is not None)
         return wanted != self.placements
+
+    def follow(self, program: Program) -> None:
+        """What a plan says besides places: how early parameters come."""
+        if self.states is not None:
+            self.states.residency.ahead = program.ahead
 
     def place(self, program: Program) -> None:
         """Take everything to its home; whatever was placed before is brought back first."""
@@ -200,6 +208,10 @@ class Lasting:
             self._below.reserve(-host, -pinned)
 
 
+def _early(ahead: int) -> str:
+    return "while the module before it runs" if ahead == 1 else f"while the module {ahead} before it runs"
+
+
 def _nbytes(parameter: nn.Parameter) -> int:
     return parameter.nbytes
 
@@ -208,9 +220,9 @@ def _away(states: Mapping[str, Placement]) -> dict[str, Placement]:
     return {path: place for path, place in states.items() if place != ON_DEVICE}
 
 
-def words_of(states: Mapping[str, Placement], update: str) -> list[str]:
+def words_of(program: Program) -> list[str]:
     """What was decided, for people."""
-    places = _away(states).values()
+    places, update = _away(program.states).values(), program.update
     found = []
     where = {"host": "in host memory", "nvme": "on the disk"}
     how = {"cpu": "is updated on the CPU", "streamed": "is updated on the device, through which it passes"}
@@ -220,5 +232,5 @@ def words_of(states: Mapping[str, Placement], update: str) -> list[str]:
         found.append(f"{count} × optimizer state of a module lives {where[state]} and {how[kind]}, {when[update]}")
     homes = Counter(place.parameters for place in places if place.parameters != "device")
     for home, count in sorted(homes.items()):
-        found.append(f"{count} × parameters of a module live {where[home]} and come when it runs")
+        found.append(f"{count} × parameters of a module live {where[home]} and come {_early(program.ahead)}")
     return found

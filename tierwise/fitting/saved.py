@@ -46,6 +46,7 @@ def save_program(program: Program, menu: Menu, budget_bytes: int, path: str | Pa
             "policy": program.policy,
             "words": list(program.words),
             "update": program.update,
+            "ahead": program.ahead,
             "calls": {str(call): asdict(plan) for call, plan in program.calls.items()},
             "outside": {str(gap): asdict(plan) for gap, plan in program.outside.items()},
             "states": {unit: asdict(place) for unit, place in program.states.items()},
@@ -128,7 +129,14 @@ def _program(data: dict[str, Any]) -> Program:
         outside={int(gap): _call(plan) for gap, plan in data["outside"].items()},
         states={str(unit): Placement(**place) for unit, place in data["states"].items()},
         update=str(data["update"]),
+        ahead=_distance(data.get("ahead", 1)),
     )
+
+
+def _distance(value: Any) -> int:
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"parameters come {value!r} regions ahead")
+    return value
 
 
 def _call(data: dict[str, Any]) -> CallPlan:

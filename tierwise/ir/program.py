@@ -79,3 +79,4 @@ class Program:
     outside: Mapping[int, CallPlan] = field(default_factory=dict)  # by how many planned calls come before: what ops outside of regions save is sent
     states: Mapping[str, Placement] = field(default_factory=dict)  # by module path; parameters of no path stay on the device
     update: str = "after"  # when updates of state that is elsewhere run: "after" backward and under the next forward, or in "backward"
+    ahead: int = 1  # parameters that live elsewhere are on their way while the region so many before theirs runs

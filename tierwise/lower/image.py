@@ -31,13 +31,13 @@ def image(menu: Menu, program: Program) -> Image:
     outside = {gap: _outside_moves(problem, coarse, gap, plan, taken) for gap, plan in program.outside.items()}
     program = replace(_only(program, coarse, taken), outside={gap: program.outside[gap] for gap, found in outside.items() if found})
     schedule = _schedule(problem, [*moves, *(move for found in outside.values() for move in found)])
-    return Image(*with_states(problem, schedule, program.states, program.update), coarse, program)
+    return Image(*with_states(problem, schedule, program.states, program.update, program.ahead), coarse, program)
 
 
-def with_lasting(made: Image, states: Mapping[str, Placement], update: str) -> Image:
+def with_lasting(made: Image, states: Mapping[str, Placement], update: str, ahead: int = 1) -> Image:
     """The image of a program that leaves lasting state where it is, with that placed: what is planned for activations stays."""
-    problem, schedule = with_states(made.problem, made.schedule, states, update)
-    return Image(problem, schedule, made.coarse, replace(made.program, states=states, update=update))
+    problem, schedule = with_states(made.problem, made.schedule, states, update, ahead)
+    return Image(problem, schedule, made.coarse, replace(made.program, states=states, update=update, ahead=ahead))
 
 
 def _seconds(menu: Menu, program: Program, coarse: Coarse) -> dict[tuple[int, str], float]:

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NoReturn
 
 from ..errors import InfeasibleBudget, InvalidSchedule, OverCapacity
@@ -48,6 +49,7 @@ SEARCHED_SHARE = 0.85  # of the time; what is left is for that
 LOOKS_SHARE, LOOKED_AT = 0.6, 5  # of the time for quick looks at splits; and how many of the best by these are planned
 WORTH_PLANNING = 1.04  # of the best look: plans are about as far apart as looks are
 BOTH = (False, True)  # activations stay or are made again; or some are sent, too
+AHEAD, OTHERS_AHEAD = (2, 1), (1, 3)  # regions before theirs that parameters are on their way: the first of these that fits; then what is tried
 
 
 def choose_jointly(
@@ -76,8 +78,7 @@ def choose_jointly(
     deadline = began + SEARCHED_SHARE * seconds
     takes = _remembering(takes)
     for _ in range(CORRECTIONS + 1):
-        search = _Search(menu, units, update, tiers, min_sent_bytes, deadline, takes, clock)
-        found = search.run() if fixed is None else search.around(fixed)
+        search, found = _searched(partial(_Search, menu, units, update, tiers, min_sent_bytes, deadline, takes, clock), fixed)
         missing = _missing_host_bytes(whole, found) if fixed is None and "nvme" in tiers else 0
         if missing <= 0:
             found = search.first_in_detail(whole, found, began + seconds)
@@ -85,6 +86,25 @@ def choose_jointly(
         machine = menu.problem.machine
         menu = replace(menu, problem=replace(menu.problem, machine=machine.with_capacity("dram", machine.capacity("dram") - 2 * missing)))
     return _explained(menu, found, update) if explained else found
+
+
+def _searched(search: Callable[[int], _Search], fixed: Mapping[str, Placement] | None) -> tuple[_Search, Chosen]:
+    """With parameters that come early; and later, which takes less memory, if there is time left or else no plan."""
+    found: list[tuple[_Search, Chosen]] = []
+    for ahead in AHEAD:
+        one = search(ahead)
+        if found and (one.began > one.deadline or not _comes_and_goes(found[0][1].program)):
+            break
+        try:
+            found.append((one, one.run() if fixed is None else one.around(fixed)))
+        except InfeasibleBudget:
+            if not found and ahead == AHEAD[-1]:
+                raise
+    return min(found, key=lambda one: one[1].seconds)
+
+
+def _comes_and_goes(program: Program) -> bool:
+    return any(place.parameters != "device" for place in program.states.values())
 
 
 class _Clock:
@@ -144,8 +164,9 @@ class _Search:
         deadline: float,
         takes: Callable[[Mapping[str, Placement]], tuple[int, int]],
         clock: _Clock,
+        ahead: int,
     ) -> None:
-        self.clock, self.began = clock, clock.now()
+        self.clock, self.began, self.ahead = clock, clock.now(), ahead
         self.takes = takes
         self.menu, self.units, self.update = menu, units, update
         self.tiers, self.min_sent_bytes, self.deadline = tiers, min_sent_bytes, deadline
@@ -163,7 +184,7 @@ class _Search:
         self.busy = shared(menu.problem, update=update)  # the machine while both update
         self.may_hold = update == "after" and any((h.update, h.gradients) == ("streamed", "device") for homes in menu.homes.values() for h in homes)
         self.balance = self._balance()
-        self.looks = Looks(menu, units, self.splits, update, takes)
+        self.looks = Looks(menu, units, self.splits, update, takes, ahead)
         self.lines: dict[float, Bound] = {}
         self.facts: Facts | None = None  # that these have in common
         self.bare: tuple[Mapping[int, CallPlan], Image] | None = None
@@ -381,21 +402,33 @@ class _Search:
         """Of the best and those that come near it the one that is fastest with each update by itself, as it will be predicted."""
         known = [chosen for chosen in (*self.tried.values(), *self.borrowed.values()) if chosen is not None and chosen is not best]
         near = sorted((chosen for chosen in known if chosen.seconds <= best.seconds * DETAILED), key=lambda chosen: chosen.seconds)
-        if not near:
-            return best
         found: list[tuple[float, int, Chosen]] = []
-        for number, chosen in enumerate([best, *near[:MOST_FINALISTS]]):
+        for number, chosen in enumerate([best, *near[:MOST_FINALISTS]] if near else []):
             if number > FINALISTS and self.clock.now() > until:
                 break
-            self.clock.tick()
-            passing, _ = self.takes(chosen.program.states) if chosen.program.states else (0, 0)
-            made = image(with_budget(menu, menu.problem.budget_bytes - passing), chosen.program)
-            try:
-                check_schedule(made.problem, made.schedule)
-            except InvalidSchedule:
-                continue
-            found.append((simulate(made.problem, made.schedule).seconds, number, chosen))
-        return min(found)[2] if found else best
+            if (seconds := self._in_detail(menu, chosen.program)) is not None:
+                found.append((seconds, number, chosen))
+        best = min(found)[2] if found else best
+        return self._in_time(menu, best)
+
+    def _in_time(self, menu: Menu, chosen: Chosen) -> Chosen:
+        """The same, with parameters on their way as early as is fastest."""
+        if not _comes_and_goes(chosen.program):
+            return chosen
+        programs = [replace(chosen.program, ahead=ahead) for ahead in (chosen.program.ahead, *OTHERS_AHEAD)]
+        seconds = [(seconds, number) for number, program in enumerate(programs) if (seconds := self._in_detail(menu, program)) is not None]
+        return replace(chosen, program=programs[min(seconds)[1]]) if seconds else chosen
+
+    def _in_detail(self, menu: Menu, program: Program) -> float | None:
+        """Seconds with each update by itself, if that fits."""
+        self.clock.tick()
+        passing, _ = self.takes(program.states) if program.states else (0, 0)
+        made = image(with_budget(menu, menu.problem.budget_bytes - passing), program)
+        try:
+            check_schedule(made.problem, made.schedule)
+        except InvalidSchedule:
+            return None
+        return simulate(made.problem, made.schedule).seconds
 
     def _exchange(self) -> None:
         """Ever better exchanges that leave the device as full as it is: parameters that leave for state that stays, or the other way round, and other
@@ -425,7 +458,7 @@ class _Search:
             return None
         bare = self._bare(other.program)
         bare = replace(bare, problem=bare.problem.with_budget(self.menu.problem.budget_bytes - passing))
-        made = with_lasting(bare, states, self.update)
+        made = with_lasting(bare, states, self.update, self.ahead)
         try:
             check_schedule(made.problem, made.schedule)
         except InvalidSchedule:
@@ -521,7 +554,7 @@ class _Search:
                 if not tiers:
                     self.short.add(frozenset(states.items()))
                 return None
-            program = replace(inner, states=states, update=self.update) if states else inner
+            program = replace(inner, states=states, update=self.update, ahead=self.ahead) if states else inner
             made = image(menu, program)
             try:
                 check_schedule(made.problem, made.schedule)
@@ -570,7 +603,7 @@ class _Search:
     def _passing_bytes(self, light: Menu, states: Mapping[str, Placement]) -> int:
         """What passes through the device at its fullest moment, as far as that can be told with everything kept."""
         kept = keep_everything(self.menu)
-        whole, without = image(self.menu, replace(kept, states=states, update=self.update)), image(light, kept)
+        whole, without = image(self.menu, replace(kept, states=states, update=self.update, ahead=self.ahead)), image(light, kept)
         device = whole.problem.device_tier
         return max(0, peak_bytes(whole.problem, whole.schedule)[device] - peak_bytes(without.problem, without.schedule)[device])
 

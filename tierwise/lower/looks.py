@@ -26,9 +26,15 @@ class Looks:
     """`takes`: what whoever runs updates holds on the device for them all the time, and of host memory in all."""
 
     def __init__(
-        self, menu: Menu, units: Sequence[StateUnit], splits: Splits, update: str, takes: Callable[[Mapping[str, Placement]], tuple[int, int]]
+        self,
+        menu: Menu,
+        units: Sequence[StateUnit],
+        splits: Splits,
+        update: str,
+        takes: Callable[[Mapping[str, Placement]], tuple[int, int]],
+        ahead: int = 1,
     ) -> None:
-        self.menu, self.units, self.splits, self.update, self.takes = menu, units, splits, update, takes
+        self.menu, self.units, self.splits, self.update, self.takes, self.ahead = menu, units, splits, update, takes, ahead
         self.seconds: dict[Split, float] = {}  # of those that fit
         self._fitting: dict[Split, Split | None] = {}
         self._beside = 0  # bytes of the device besides lasting state, in the last of these
@@ -66,7 +72,7 @@ class Looks:
             resident = self.resident_bytes(states)
             lacks = resident + int(LIKELY * self._beside) + passing - problem.budget_bytes
             if lacks <= 0 and host <= host_bytes:
-                made = with_lasting(self._bare, states, self.update)
+                made = with_lasting(self._bare, states, self.update, self.ahead)
                 peaks = peak_bytes(made.problem, made.schedule)
                 peak, host = peaks[problem.device_tier], max(host, peaks["dram"])
                 self._beside = peak - resident

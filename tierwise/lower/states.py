@@ -19,14 +19,14 @@ WITHIN = 1e12  # bytes a second from the device, or host memory, to buffers of w
 # Host memory is shared. Measured on an H200's host (benchmarks/cases/sharing.py): the cpu updates 4.8 G parameters a second with nothing beside it,
 # 4.2 beside plain copies both ways, 3.7 with gradients leaving and parameters coming. Of 55 GB/s a link carries 50 each way when both are busy, 46
 # with updates between them; beside the cpu 36 to 40 in and 40 to 52 out. With updates both here and there, in traces of training steps: after
-# backward 3.1 to 3.4 G a second on the cpu and 33 GB/s in; in backward 39, and 0.62 to 0.69 of the cpu's rate alone in eight steps of several mixes,
-# 0.74 and 0.77 in two without updates on the device. A little of those already slows the cpu much. Together about 150 GB/s of host memory.
+# backward 3.1 to 3.4 G a second on the cpu and 33 GB/s in; in backward 36 to 39, and 0.62 to 0.69 of the cpu's rate alone in eight steps of several
+# mixes, 0.74 and 0.77 in two without updates on the device. A little of those already slows the cpu much. Together about 150 GB/s of host memory.
 CPU_BESIDE_COPIES = {"after": 0.8, "backward": 0.75}
 CPU_BESIDE_UPDATES = {"after": 0.66, "backward": 0.56}
 HARM = {"after": 1.0, "backward": 0.5}  # the power by which a share of the time counts
 BOTH_WAYS = 0.85
 OUT_BESIDE_CPU, IN_BESIDE_CPU = 0.8, 0.7
-UPDATES_BESIDE_CPU = {"after": 0.62, "backward": 0.72}
+UPDATES_BESIDE_CPU = {"after": 0.62, "backward": 0.67}
 OTHERS_AFTER = 0.85  # of the link's rate, for what is no state: half of it moves in backward, when no update after backward runs
 TIER_OF = {"host": "dram", "nvme": "nvme"}
 
@@ -87,7 +87,7 @@ def moved_updates(graph: Graph, states: Mapping[str, Placement]) -> set[int]:
     return {op for unit in state_units(graph, states) if states[unit.path].update != "device" for op in unit.updates}
 
 
-def with_states(problem: Problem, schedule: Schedule, states: Mapping[str, Placement], update: str) -> tuple[Problem, Schedule]:
+def with_states(problem: Problem, schedule: Schedule, states: Mapping[str, Placement], update: str, ahead: int = 1) -> tuple[Problem, Schedule]:
     """The schedule with lasting state where it lives. What several paths share is where the path of its name is. Updates that are streamed run
     beside compute, on a stream of their own."""
     places: dict[int, Away] = {}
@@ -111,7 +111,7 @@ def with_states(problem: Problem, schedule: Schedule, states: Mapping[str, Place
         problem = _with_other_copies(problem, alone)
     else:
         problem = _with_slower_compute(problem, [op for op, place in places.items() if place.processor == BESIDE])
-    return problem, placed(problem, schedule, places, update=update, parameters=frozen)
+    return problem, placed(problem, schedule, places, update=update, ahead=ahead, parameters=frozen)
 
 
 def _with_made_anew(graph: Graph, streamed: Collection[int]) -> Graph:

@@ -162,6 +162,28 @@ def test_a_model_larger_than_the_device_trains_within_its_window():
         assert not any(residence.is_here for residence in states.residency.residences.values())
 
 
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+def test_so_many_regions_ahead_parameters_are_on_their_way(ahead):
+    model = net()
+    optimizer = adamw(model)
+    started: dict[str, list[str]] = {}
+    with placed(model, optimizer, everywhere(HOST), masters="fp32") as states:
+        losses = [plain_loop(model, optimizer, step) for step in range(2)]
+        states.residency.ahead = ahead
+        start, before = states.residency._start, states.residency.before_forward
+
+        def before_forward(path):
+            states.residency._start = lambda other: (started.setdefault(path, []).append(other), start(other))
+            before(path)
+
+        states.residency.before_forward = before_forward
+        losses.append(plain_loop(model, optimizer, 2))
+        order = states.residency.order
+    assert losses == reference(3).losses
+    forward = {path: started.get(path, [])[:ahead] for path in order}
+    assert all(forward[path] == order[place + 1 : place + 1 + ahead] for place, path in enumerate(order[:-ahead]))
+
+
 def test_what_comes_ahead_does_not_come_where_there_is_no_room():
     model = net()
     optimizer = adamw(model)

@@ -17,7 +17,7 @@ from .updates import Stored
 
 
 class Residency:
-    """`finish` waits for a unit's update, `over` is called when a backward is."""
+    """`finish` waits for a unit's update, `over` is called when a backward is. `ahead` may change between passes."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Residency:
         self.order = list(order)
         self._places = _places(self.order)
         self.saving = 0  # state_dicts being made
-        self._by_region, self._ahead = by_region, ahead
+        self._by_region, self.ahead = by_region, ahead
         self._finish, self._over = finish, over
         self._storages: dict[int, Residence] = {}
         self._seen: list[str] = []
@@ -81,7 +81,7 @@ class Residency:
             self._start(other)
 
     def after_forward(self, path: str) -> None:
-        last = self.order[-self._ahead - 1 :]  # backward begins with these
+        last = self.order[-self.ahead - 1 :]  # backward begins with these
         for home in self._by_region.get(path, ()):
             self.not_used(home, keep=in_backward() or (torch.is_grad_enabled() and path in last))
 
@@ -191,13 +191,13 @@ class Residency:
         place = len(self._seen) - 1 if self._in_pass else -1
         if not (0 <= place < len(self.order) and self.order[place] == path):
             place = self.order.index(path) if path in self.order else len(self.order)
-        return self.order[place + 1 : place + 1 + self._ahead]
+        return self.order[place + 1 : place + 1 + self.ahead]
 
     def _previous(self, path: str) -> list[str]:
         if path not in self.order:
             return []
         place = len(self.order) - 1 - self.order[::-1].index(path)
-        return self.order[max(0, place - self._ahead) : place][::-1]
+        return self.order[max(0, place - self.ahead) : place][::-1]
 
 
 def _places(order: Sequence[str]) -> dict[str, int]:

@@ -91,7 +91,7 @@ class States:
         if masters not in (None, "fp32"):
             raise BadInput(f"masters is {masters!r}; it is 'fp32', or None for the user's own types")
         self.model, self.optimizer, self.device = model, optimizer, device
-        self.update, self.masters, self.ahead = update, masters, ahead
+        self.update, self.masters = update, masters
         self.units_in_flight = max(1, units_in_flight) if update == "backward" else None
         self.gradient_blocks = max(1, gradient_blocks) if gradient_blocks is not None and update == "backward" else None
         self.steps = 0
@@ -124,7 +124,8 @@ class States:
 
     def needs(self) -> Needs:
         """What all of this will take; ask before the pool and the store are made."""
-        return needs_of(self.stored, self._by_region, self.residency.order, self.ahead, self.gradient_blocks, self.update, self._leaving_bytes)
+        order, ahead = self.residency.order, self.residency.ahead
+        return needs_of(self.stored, self._by_region, order, ahead, self.gradient_blocks, self.update, self._leaving_bytes)
 
     def install(self, *, pool: HostPool | None = None, store: NvmeStore | None = None, drive: bool = True) -> None:
         """Take everything to its home. With `drive`, hooks on the modules say when regions run; otherwise whoever runs them says it."""
