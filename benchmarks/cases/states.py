@@ -146,6 +146,7 @@ def fitted_row(way: Way, given: argparse.Namespace, device: Any) -> dict[str, An
 
     import tierwise
     from tierwise.fitting import fitted_of
+    from tierwise.lower.bound import least_seconds
 
     shape = {name: getattr(given, name) or size for name, size in (LARGE if way.shape == "7B" else SHAPE).items()}
     llama = _model(shape, given.device, compiled=False)
@@ -193,6 +194,7 @@ def fitted_row(way: Way, given: argparse.Namespace, device: Any) -> dict[str, An
         "planned_nvme_bytes": plan.held_bytes.get("nvme") or None,
         "predicted_seconds": plan.predicted.seconds,
         "predicted_bytes": plan.predicted_bytes,
+        "bound_seconds": least_seconds(plan.menu, plan.program.update, lambda states: (fitted.lasting.holes_bytes(states), 0)),
         "host_bytes": _resident_bytes() - baseline_bytes,
         "planned_host_bytes": plan.host_bytes,
         "ready_seconds": ready_seconds,

@@ -14,18 +14,21 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..ir import Choice, Menu, Phase, Role
+from ..ir import ON_DEVICE, Choice, Menu, Phase, Placement, Role
 from ..policies._milp import Program
-from .choose import hull, keep_everything
+from .choose import hull, keep_everything, with_budget
 from .image import Image, image
 from .states import OTHERS_AFTER, StateUnit, shares, state_units, streaming_seconds
 
 BUDGET = 10.0  # what the budget is in the linear program, where bytes shall be of the size of seconds
-NARROW = 1 / 16  # a range of how updates are shared that is not divided again
+NARROW = 1 / 64  # a range of how updates are shared that is not divided again
+SPANS = 4  # modules that are asked how long nothing is updated: those for which that is longest
 LOOKS, SAFE = 8, 1.001  # rates that are looked at in a range; and what may be between these
 Terms = dict[int, float]
+Takes = Callable[[Mapping[str, Placement]], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +52,28 @@ def mix_between(least: float, most: float, update: str) -> Mix:
     return Mix(least, most, cpu, out, into, max(out, others), max(into, others))
 
 
-def least_seconds(menu: Menu, update: str = "after") -> float:
-    """Seconds of a step below which no program of the menu can get within its budget; infinite if none fits by this count."""
-    facts, homes = Facts.of(menu), [home for found in menu.homes.values() for home in found]
-    alone = Bound(menu, update, facts=facts)
+def least_seconds(menu: Menu, update: str = "after", takes: Takes | None = None) -> float:
+    """Seconds of a step below which no program of the menu can get within its budget; infinite if none fits by this count. `takes`: what whoever runs
+    updates holds on the device for them all the time."""
+    facts = Facts.of(menu)
+    if takes is None or not facts.units:
+        return _least_seconds(menu, update, facts)
+    # Modules of one size, of which most state is. Whoever moves one of them has that much less memory; who moves none moves little.
+    state = Counter[int]()
+    for unit in facts.units:
+        state[unit.parameter_bytes] += unit.state_bytes
+    size, nbytes = state.most_common(1)[0]
+    alike = [(unit.path, home) for unit in facts.units if unit.parameter_bytes == size for home in menu.homes[unit.path] if home != ON_DEVICE]
+    least = min((takes({path: home})[0] for path, home in alike), default=0)
+    lighter = with_budget(menu, max(1, menu.problem.budget_bytes - least))
+    some = _least_seconds(lighter, update, facts)
+    return min(some, _least_seconds(menu, update, facts, moved=1 - nbytes / max(1, state.total()))) if least else some
+
+
+def _least_seconds(menu: Menu, update: str, facts: Facts, moved: float = 1.0) -> float:
+    """With so much of the state elsewhere at most."""
+    homes = [home for found in menu.homes.values() for home in found]
+    alone = Bound(menu, update, facts=facts, moved=moved)
     if any(home.state == "nvme" for home in homes) or all(home.update == "device" for home in homes):
         return alone.least()  # updates of what comes from a disk have their own pace
     on_cpu, streamed, _ = alone.shares
@@ -64,7 +85,7 @@ def least_seconds(menu: Menu, update: str = "after") -> float:
             return promised
         middle = (least + most) / 2
         for part in ((least, middle), (middle, most)):
-            heapq.heappush(ranges, (Bound(menu, update, mix_between(*part, update), facts=facts).least(), *part))
+            heapq.heappush(ranges, (Bound(menu, update, mix_between(*part, update), facts=facts, moved=moved).least(), *part))
     return nowhere_else
 
 
@@ -77,19 +98,22 @@ class Facts:
     turn: tuple[int, int, int]
     back: tuple[int, int]
     classes: list[tuple[int, tuple[Choice, ...], int]]
+    spans: list[tuple[float, float]]
 
     @classmethod
     def of(cls, menu: Menu) -> Facts:
         made = image(menu, keep_everything(menu))
         units = state_units(menu.problem.graph, menu.homes)
-        return cls(units, _outside_seconds(menu, made), _at_the_turn(menu, made), _going_back(menu, made), _classes(menu, made))
+        return cls(
+            units, _outside_seconds(menu, made), _at_the_turn(menu, made), _going_back(menu, made), _classes(menu, made), _spans(menu, made, units)
+        )
 
 
 class Bound:
     """The lines, each as its name says, with the three parts of the step in seconds and everything else in parts of the budget or shares. Without a
     mix the machine has its rates whoever is beside."""
 
-    def __init__(self, menu: Menu, update: str, mix: Mix | None = None, *, facts: Facts | None = None) -> None:
+    def __init__(self, menu: Menu, update: str, mix: Mix | None = None, *, facts: Facts | None = None, moved: float = 1.0) -> None:
         self.menu, self.lines, self.facts = menu, Program(), facts or Facts.of(menu)
         self.unit = BUDGET / max(1, menu.problem.budget_bytes)
         self.forward, self.backward, self.rest = (self.lines.variable(upper=math.inf, cost=1.0) for _ in range(3))
@@ -102,7 +126,7 @@ class Bound:
         self.back: Terms = {}  # as a call goes back
         self.compute: dict[Phase, Terms] = {Phase.FORWARD: {self.forward: -1.0}, Phase.BACKWARD: {self.backward: -1.0}}
         self.left = self._activations()
-        self._states(update, parts)
+        self._states(update, parts, moved)
         if mix is not None:
             self._share(mix)
         for phase, terms in self.compute.items():
@@ -145,8 +169,8 @@ class Bound:
         self._below({left: 1.0, self.forward: -self.out_rate}, 0.0)
         return left
 
-    def _states(self, update: str, parts: Mix) -> None:
-        """Shares of all lasting state: updated on the cpu, streamed, and parameters that live elsewhere."""
+    def _states(self, update: str, parts: Mix, moved: float) -> None:
+        """Shares of all lasting state: updated on the cpu, streamed, and parameters that live elsewhere; of the state at most so much."""
         menu, lines, problem = self.menu, self.lines, self.menu.problem
         units, homes = self.facts.units, [home for found in menu.homes.values() for home in found]
         state, gradients = self.unit * sum(unit.state_bytes for unit in units), self.unit * sum(unit.gradient_bytes for unit in units)
@@ -157,7 +181,7 @@ class Bound:
         streamed = lines.variable(upper=float(any(home.update == "streamed" for home in homes)))
         elsewhere = lines.variable(upper=float(any(home.parameters != "device" for home in homes)))
         self.shares = on_cpu, streamed, elsewhere
-        self._below({on_cpu: 1.0, streamed: 1.0}, 1.0)
+        self._below({on_cpu: 1.0, streamed: 1.0}, moved)
         budget = self.unit * problem.budget_bytes
         self._below({**self.memory, on_cpu: -state, streamed: -state, elsewhere: -parameters}, budget - self.held)
         held, running = (self.unit * nbytes for nbytes in self.facts.back)
@@ -169,7 +193,8 @@ class Bound:
         goes, comes = state * parts.others_out / parts.out, state * parts.others_in / parts.into  # as long as so many bytes of others
         self._carried({self.left: 1.0, on_cpu: gradients, streamed: goes}, self.whole, self.out_rate)
         self._carried({self.left: 1.0, streamed: comes, elsewhere: 2 * parameters}, self.whole, self.in_rate)
-        self._carried({self.left: 1.0, on_cpu: parameters, streamed: comes}, self.whole, self.in_rate)
+        # What the cpu has made comes, be it for the next forward or for good; and what lives elsewhere once more, for backward.
+        self._carried({self.left: 1.0, on_cpu: parameters, elsewhere: parameters, streamed: comes}, self.whole, self.in_rate)
         self._carried({self.left: 1.0, elsewhere: parameters}, {self.backward: -1.0}, self.in_rate)
         self._below({on_cpu: self.cpu_seconds / parts.cpu, **self.whole}, 0.0)
         if update == "after":  # nothing is updated before all gradients are there, and all of it before the next backward
@@ -178,6 +203,8 @@ class Bound:
             self._carried({streamed: comes}, self.not_backward, self.in_rate)
         else:  # an update beside backward takes its time from it
             self.compute[Phase.BACKWARD][streamed] = updating
+            for later, seconds in self.facts.spans:  # and none is under way from its module's forward to its backward
+                self._below({on_cpu: self.cpu_seconds / parts.cpu, **self.whole}, later / parts.cpu - seconds)
 
     def _on_disk(self, below: Terms) -> None:
         """Of what lives below the device, host memory has so much, and the rest is read and written in every step."""
@@ -252,6 +279,33 @@ def _classes(menu: Menu, made: Image) -> list[tuple[int, tuple[Choice, ...], int
         timed = tuple(choice if choice.seconds else replace(choice, forward_seconds=there, backward_seconds=back) for choice in menu.choices[region])
         found.append((count, timed if when == 0 else hull(timed), when))
     return found
+
+
+def _spans(menu: Menu, made: Image, units: Sequence[StateUnit]) -> list[tuple[float, float]]:
+    """For a few modules, the least time from where all of their parameters are in use to the first of their gradients that is complete, in which none
+    of them can be updated; and what the cpu would take for those of the others that can."""
+    graph, fine, costs = made.problem.graph, menu.problem.graph, menu.problem.costs.op_seconds
+    forward, backward = made.coarse.forward, made.coarse.backward
+    seconds = {op.id: made.problem.device_seconds[op.id] for op in graph.ops if op.phase is not Phase.UPDATE}
+    for call, back in backward.items():
+        choices = menu.choices[graph.calls[call].region]
+        seconds |= {forward[call]: min(c.forward_seconds for c in choices), back: min(c.backward_seconds for c in choices)}
+    number = {storage.name: storage.id for storage in graph.storages}
+
+    def known(storages: Iterable[int]) -> list[int]:
+        return [number[fine.storages[s].name] for s in storages]
+
+    within: list[tuple[int, int]] = []
+    for unit in units:
+        gradients = known(s for op in unit.updates for s in fine.ops[op].reads if not fine.storages[s].lasting)
+        complete = [max((op for op in graph.writers[s] if op in seconds), default=-1) for s in gradients]
+        within.append((max(graph.uses[s][0] for s in known(unit.parameters)), min(complete, default=-1)))
+    on_cpu = [sum(costs.get((op, "cpu"), 0.0) for op in unit.updates) for unit in units]
+    found = []
+    for first, last in within:
+        others = sum(cost for cost, (start, end) in zip(on_cpu, within, strict=True) if not (start <= first and last <= end))
+        found.append((others, sum(seconds[op] for op in range(first, last + 1))))
+    return sorted((span for span in found if span[1] > span[0]), key=lambda span: span[0] - span[1])[:SPANS]
 
 
 def _outside_seconds(menu: Menu, made: Image) -> dict[Phase, float]:

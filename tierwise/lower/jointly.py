@@ -20,7 +20,7 @@ from ..errors import InfeasibleBudget, InvalidSchedule, OverCapacity
 from ..ir import CallPlan, Menu, Phase, Placement, Problem, Program, check_schedule, peak_bytes
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
-from .bound import Bound, Facts, least_seconds
+from .bound import Bound, Facts, Takes, least_seconds
 from .choose import FEW_IMAGES, IMAGES, Chosen, choose, keep_everything, keeping_everything, predicted, staying, with_budget
 from .compact import compact
 from .image import Image, image, with_lasting
@@ -62,7 +62,7 @@ def choose_jointly(
     tries: int | None = None,
     explained: bool = True,
     fixed: Mapping[str, Placement] | None = None,
-    takes: Callable[[Mapping[str, Placement]], tuple[int, int]] = lambda states: (0, 0),
+    takes: Takes = lambda states: (0, 0),
 ) -> Chosen:
     """The fastest program found in so many seconds, or `tries`, which alone make two searches equal; more than those only to find one at all.
     `fixed`: state is already where these say. `takes`: what whoever runs updates holds on the device for them all the time, and of host memory in
@@ -72,7 +72,7 @@ def choose_jointly(
         menu = compact(menu)
     units = state_units(menu.problem.graph, menu.homes)
     if not units:
-        return _explained(menu, choose(menu, tiers=tiers, min_sent_bytes=min_sent_bytes), update)
+        return _explained(menu, choose(menu, tiers=tiers, min_sent_bytes=min_sent_bytes), update, takes)
     clock, seconds = _Clock(tries is not None), seconds if tries is None else tries
     began = clock.now()
     deadline = began + SEARCHED_SHARE * seconds
@@ -85,7 +85,7 @@ def choose_jointly(
             break
         machine = menu.problem.machine
         menu = replace(menu, problem=replace(menu.problem, machine=machine.with_capacity("dram", machine.capacity("dram") - 2 * missing)))
-    return _explained(menu, found, update) if explained else found
+    return _explained(menu, found, update, takes) if explained else found
 
 
 def _searched(search: Callable[[int], _Search], fixed: Mapping[str, Placement] | None) -> tuple[_Search, Chosen]:
@@ -120,7 +120,7 @@ class _Clock:
         self._tries += 1
 
 
-def _remembering(takes: Callable[[Mapping[str, Placement]], tuple[int, int]]) -> Callable[[Mapping[str, Placement]], tuple[int, int]]:
+def _remembering(takes: Takes) -> Takes:
     """To be asked again and again: whoever knows looks at all parameters of a model."""
     known: dict[frozenset[tuple[str, Placement]], tuple[int, int]] = {}
 
@@ -139,8 +139,8 @@ def _missing_host_bytes(menu: Menu, found: Chosen) -> int:
     return peak_bytes(made.problem, made.schedule)["dram"] - menu.problem.machine.capacity("dram")
 
 
-def _explained(menu: Menu, chosen: Chosen, update: str) -> Chosen:
-    least = least_seconds(menu, update)
+def _explained(menu: Menu, chosen: Chosen, update: str, takes: Takes) -> Chosen:
+    least = least_seconds(menu, update, takes)
     above = max(0.0, chosen.seconds / least - 1)
     return replace(
         chosen, program=replace(chosen.program, words=(f"at most {above:.1%} above what no plan of these regions could beat in this memory",))
@@ -162,7 +162,7 @@ class _Search:
         tiers: Sequence[str],
         min_sent_bytes: int,
         deadline: float,
-        takes: Callable[[Mapping[str, Placement]], tuple[int, int]],
+        takes: Takes,
         clock: _Clock,
         ahead: int,
     ) -> None:
@@ -358,7 +358,7 @@ class _Search:
     def _closer(self, chosen: Chosen) -> Chosen:
         """The same states, and activations around them as well as it goes, if there is time left."""
         now = self.clock.now()
-        if now + (now - self.began) > self.deadline or chosen.seconds <= NEAR * least_seconds(self.menu, self.update):
+        if now + (now - self.began) > self.deadline or chosen.seconds <= NEAR * least_seconds(self.menu, self.update, self.takes):
             return chosen
         states = chosen.program.states
         passing, _ = self.takes(states) if states else (0, 0)
