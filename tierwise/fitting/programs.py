@@ -16,6 +16,7 @@ from ..execute.device import Device
 from ..ir import Menu, Placement, Program
 from ..ir.program import MIN_SENT_BYTES
 from ..lower import Chosen, choose_jointly, keep_everything
+from ..lower.choose import hull
 from .lowered import by_policy
 from .menus import PreparedMenu, Progress, measured
 from .saved import load_program
@@ -63,6 +64,8 @@ def program_for(
         else:
             many = MANY_ELSEWHERE if prepared.elsewhere is not None and prepared.elsewhere.is_running else MANY_COMPILATIONS
             wanted = _most_used(_unmeasured(prepared.menu, best.program), prepared.menu, best.program, many)
+            if best.program.states and round == 0:
+                wanted = _and_lighter(wanted, prepared.menu, best.program)
             known = choose.quickly(_measured_only(prepared.menu)) if wanted else None
             count = sum(map(len, wanted.values()))
             worth = max(WORTH_COMPILING, WORTH_A_COMPILATION * count)
@@ -125,6 +128,19 @@ def _most_used(wanted: dict[int, set[str]], menu: Menu, program: Program, many: 
         return wanted
     calls = Counter((menu.problem.graph.calls[call].region, plan.choice) for call, plan in program.calls.items())
     return {region: {max(sorted(names), key=lambda name: calls[region, name])} for region, names in wanted.items()}
+
+
+def _and_lighter(wanted: dict[int, set[str]], menu: Menu, program: Program) -> dict[int, set[str]]:
+    """Also what saves a little less than most calls of a class do: how much memory lasting state leaves to activations a quick plan knows roughly,
+    and the one that will run has only what was measured."""
+    graph, found = menu.problem.graph, {region: set(names) for region, names in wanted.items()}
+    for region, choices in menu.choices.items():
+        used = Counter(plan.choice for call, plan in program.calls.items() if graph.calls[call].region == region)
+        if used and used.total() > 1:
+            saved = menu.choice(next(call.id for call in graph.calls if call.region == region), used.most_common(1)[0][0]).saved_bytes
+            lighter = [choice for choice in hull(choices) if choice.saved_bytes < saved][:1]
+            found.setdefault(region, set()).update(choice.name for choice in lighter)
+    return _only(found, menu)
 
 
 def _last(menu: Menu) -> dict[int, set[str]]:
