@@ -57,13 +57,14 @@ def test_a_plan_says_how_far_above_it_is():
 
 
 def test_what_host_memory_has_no_room_for_is_read_and_written_in_every_step():
-    """In 20 bytes there are the batch, the weight of the block that goes back and its gradient: by this count everything else has left. Of 80
-    bytes of moments and 15 of weights host memory has 60: 35 are read and written, a byte a second each way, at the same time or in turn."""
-    question = with_disk(menu_with_moments(4, hbm=20, dram=60), {"disk read": 1.0}, {"disk write": 1.0})
-    assert least_seconds(question, "backward") == pytest.approx(35)
+    """In 85 bytes there are the batch, the weights of the block that goes back and of the next one, what it was given and makes again, and three
+    gradients: by this count everything else has left. Of 80 bytes of moments and 10 of weights host memory has 60: 30 are read and written, a byte a
+    second each way, at the same time or in turn."""
+    question = with_disk(menu_with_moments(4, hbm=85, dram=60), {"disk read": 1.0}, {"disk write": 1.0})
+    assert least_seconds(question, "backward") == pytest.approx(30)
     in_turn = with_disk(question, {"disk read": 1.0, "disk": 1.0}, {"disk write": 1.0, "disk": 1.0})
-    assert least_seconds(in_turn, "backward") == pytest.approx(70)
-    assert least_seconds(menu_with_moments(4, hbm=19, dram=60), "backward") == float("inf")  # the weight of the block that runs does not leave
+    assert least_seconds(in_turn, "backward") == pytest.approx(60)
+    assert least_seconds(menu_with_moments(4, hbm=84, dram=60), "backward") == float("inf")  # the weight of the block that runs does not leave
 
 
 def with_disk(question, read, written):
@@ -117,10 +118,10 @@ def test_a_range_of_mixes_promises_no_less_than_any_in_it():
 
 
 def test_nothing_is_updated_between_the_last_blocks_forward_and_its_backward():
-    """All moments must leave but for a hundredth, for a cpu that takes 10 seconds for each: 40, and 4 in which the last block goes there, the loss is
+    """All moments must leave but for a few bytes, for a cpu that takes 10 seconds for each: 40, and 4 in which the last block goes there, the loss is
     taken, and it comes back. Beside copies the cpu has three quarters of its rate."""
     question = with_heavy_state(menu_with_moments(4, hbm=115, cpu_seconds=10.0), Placement("host", "cpu", "device", "host"), 1e9)
-    assert least_seconds(question, "backward") == pytest.approx(0.99 * 40 / 0.75 + 4, rel=0.002)
+    assert least_seconds(question, "backward") == pytest.approx(40 / 0.75 + 4, rel=0.01)
 
 
 def test_what_the_cpu_makes_comes_and_what_lives_elsewhere_comes_again():

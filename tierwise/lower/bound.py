@@ -2,11 +2,12 @@
 
 A step is forward, backward and the updates behind it. As forward turns to backward, every call's saved values are somewhere: as a choice that saves
 less and computes more; below the device, where forward's part of the link has carried them and from where backward's brings them; or there. So they
-are when the first of the calls that are most alike goes back, with its workspace and its parameters. Each part lasts at least as long as its compute;
-what the link carries each way, and what the cpu updates, fits into the step, and with updates after backward into what is not backward. How fast both
-are depends on how they share the updates: a linear program for each range of that, of which the one with the least time is divided again. What host
-memory has no room for is on the disk, which reads and writes it once in a step. Shares of a call and perfect overlap make all of that easier than it
-is.
+are when the first of the calls that are most alike goes back, whose own are there, with its workspace, its parameters and those of the next one. Each
+part lasts at least as long as its compute; what the link carries each way, and what the cpu updates, fits into the step, and with updates after
+backward into what is not backward. No module is updated between its forward and its backward, so that around the turn the cpu has nothing to do. How
+fast both are depends on how they share the updates: a linear program for each range of that, of which the one with the least time is divided again.
+What host memory has no room for is on the disk, which reads and writes it once in a step. Shares of a call and perfect overlap make all of that easier
+than it is.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Facts:
     units: list[StateUnit]
     outside: dict[Phase, float]
     turn: tuple[int, int, int]
-    back: tuple[int, int]
+    back: tuple[int, int, int]
     classes: list[tuple[int, tuple[Choice, ...], int]]
     spans: list[tuple[float, float]]
 
@@ -156,16 +157,21 @@ class Bound:
         held, activations, saved = (self.unit * nbytes for nbytes in self.facts.turn)
         self.held = held
         left = lines.variable(upper=activations + saved)
-        self.memory[left] = self.back[left] = -1.0
+        still = lines.variable(upper=activations + saved)  # of this, as that call goes back, whose own is there
+        self.memory[left] = self.back[still] = -1.0
         of_saved: Terms = {left: 1.0}
+        of_others: Terms = {still: 1.0}
         for count, choices, when in self.facts.classes:
             parts = [lines.variable(upper=count) for _ in choices]
             lines.constrain([(part, 1.0) for part in parts], lower=count, upper=count)
             for part, choice in zip(parts, choices, strict=True):
                 self.compute[Phase.FORWARD][part], self.compute[Phase.BACKWARD][part] = choice.forward_seconds, choice.backward_seconds
                 self.memory[part], of_saved[part] = self.unit * choice.saved_bytes, -self.unit * choice.saved_bytes
+                of_others[part] = -self.unit * choice.saved_bytes * (when > 0)
                 self.back[part] = self.unit * ((when >= 0) * choice.saved_bytes + (when == 0) * (choice.backward_workspace_bytes or 0))
         self._below(of_saved, activations)  # what left was there: saved, or held besides
+        self._below(of_others, self.unit * self.facts.back[2])
+        self._below({still: 1.0, left: -1.0}, 0.0)
         self._below({left: 1.0, self.forward: -self.out_rate}, 0.0)
         return left
 
@@ -184,8 +190,8 @@ class Bound:
         self._below({on_cpu: 1.0, streamed: 1.0}, moved)
         budget = self.unit * problem.budget_bytes
         self._below({**self.memory, on_cpu: -state, streamed: -state, elsewhere: -parameters}, budget - self.held)
-        held, running = (self.unit * nbytes for nbytes in self.facts.back)
-        away = lines.variable(upper=parameters - running)  # what the call that runs reads is there
+        held, running, _ = (self.unit * nbytes for nbytes in self.facts.back)
+        away = lines.variable(upper=parameters - running)  # what the call that runs reads is there, and what the next one will
         self._below({away: 1.0, elsewhere: -parameters}, 0.0)
         self._below({**self.back, on_cpu: -state, streamed: -state, away: -1.0}, budget - held)
         self._on_disk({on_cpu: state, streamed: state, elsewhere: parameters})
@@ -254,16 +260,20 @@ def _calls_back(made: Image) -> tuple[list[int], int]:
     return both, regions.index(max(counts, key=counts.__getitem__)) if both else 0
 
 
-def _going_back(menu: Menu, made: Image) -> tuple[int, int]:
-    """Bytes held besides what calls save as that one goes back, without its workspace; and of parameters that it reads."""
+def _going_back(menu: Menu, made: Image) -> tuple[int, int, int]:
+    """Bytes held besides what calls save as that one goes back, without its workspace; of parameters that it reads and that come for the next one;
+    and of what is held besides that it does not touch."""
     graph, (calls, place) = made.problem.graph, _calls_back(made)
     if not calls:
-        return 0, 0
+        return 0, 0, 0
     op = made.coarse.backward[calls[place]]
     saved = sum(menu.choices[graph.calls[call].region][0].saved_bytes for call in calls[place:])
-    read = {*graph.ops[op].reads}
+    read = {storage for call in calls[place : place + 2] for storage in graph.ops[made.coarse.backward[call]].reads}
     running = sum(unit.parameter_bytes for unit in state_units(graph, menu.homes) if read & {*unit.parameters})
-    return graph.live_bytes[op] - saved - graph.ops[op].workspace_bytes, running
+    of_calls = {*made.coarse.saved.values()}
+    idle = [s for s in graph.storages if not s.lasting and s.id not in of_calls and (uses := graph.uses[s.id]) and uses[0] < op < uses[-1]]
+    untouched = sum(s.nbytes for s in idle if op not in graph.uses[s.id] and s.role is not Role.INPUT)
+    return graph.live_bytes[op] - saved - graph.ops[op].workspace_bytes, running, untouched
 
 
 def _classes(menu: Menu, made: Image) -> list[tuple[int, tuple[Choice, ...], int]]:
