@@ -6,8 +6,8 @@ are when the first of the calls that are most alike goes back, whose own are the
 part lasts at least as long as its compute; what the link carries each way, and what the cpu updates, fits into the step, and with updates after
 backward into what is not backward. No module is updated between its forward and its backward, so that around the turn the cpu has nothing to do. How
 fast both are depends on how they share the updates: a linear program for each range of that, of which the one with the least time is divided again.
-What host memory has no room for is on the disk, which reads and writes it once in a step. Shares of a call and perfect overlap make all of that easier
-than it is.
+What host memory has no room for is on the disk, which reads and writes it once in a step. Shares of a call and perfect overlap make all of that
+easier than it is.
 """
 
 from __future__ import annotations
