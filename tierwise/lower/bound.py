@@ -15,18 +15,17 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from ..ir import ON_DEVICE, Choice, Menu, Phase, Placement, Role
+from ..ir import ON_DEVICE, Menu, Phase, Placement
 from ..policies._milp import Program
-from .choose import hull, keep_everything, with_budget
-from .image import Image, image
-from .states import OTHERS_AFTER, StateUnit, shares, state_units, streaming_seconds
+from .choose import with_budget
+from .facts import Facts
+from .states import OTHERS_AFTER, shares, streaming_seconds
 
 BUDGET = 10.0  # what the budget is in the linear program, where bytes shall be of the size of seconds
 NARROW = 1 / 64  # a range of how updates are shared that is not divided again
-SPANS = 4  # modules that are asked how long nothing is updated: those for which that is longest
 LOOKS, SAFE = 8, 1.001  # rates that are looked at in a range; and what may be between these
 Terms = dict[int, float]
 Takes = Callable[[Mapping[str, Placement]], tuple[int, int]]
@@ -90,26 +89,6 @@ def _least_seconds(menu: Menu, update: str, facts: Facts, moved: float = 1.0) ->
     return nowhere_else
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What the lines are made of, by a step that keeps everything."""
-
-    units: list[StateUnit]
-    outside: dict[Phase, float]
-    turn: tuple[int, int, int]
-    back: tuple[int, int, int]
-    classes: list[tuple[int, tuple[Choice, ...], int]]
-    spans: list[tuple[float, float]]
-
-    @classmethod
-    def of(cls, menu: Menu) -> Facts:
-        made = image(menu, keep_everything(menu))
-        units = state_units(menu.problem.graph, menu.homes)
-        return cls(
-            units, _outside_seconds(menu, made), _at_the_turn(menu, made), _going_back(menu, made), _classes(menu, made), _spans(menu, made, units)
-        )
-
-
 class Bound:
     """The lines, each as its name says, with the three parts of the step in seconds and everything else in parts of the budget or shares. Without a
     mix the machine has its rates whoever is beside."""
@@ -170,7 +149,7 @@ class Bound:
                 of_others[part] = -self.unit * choice.saved_bytes * (when > 0)
                 self.back[part] = self.unit * ((when >= 0) * choice.saved_bytes + (when == 0) * (choice.backward_workspace_bytes or 0))
         self._below(of_saved, activations)  # what left was there: saved, or held besides
-        self._below(of_others, self.unit * self.facts.back[2])
+        self._below(of_others, self.unit * self.facts.back.untouched)
         self._below({still: 1.0, left: -1.0}, 0.0)
         self._below({left: 1.0, self.forward: -self.out_rate}, 0.0)
         return left
@@ -190,7 +169,7 @@ class Bound:
         self._below({on_cpu: 1.0, streamed: 1.0}, moved)
         budget = self.unit * problem.budget_bytes
         self._below({**self.memory, on_cpu: -state, streamed: -state, elsewhere: -parameters}, budget - self.held)
-        held, running, _ = (self.unit * nbytes for nbytes in self.facts.back)
+        held, running = self.unit * self.facts.back.held, self.unit * self.facts.back.parameters
         away = lines.variable(upper=parameters - running)  # what the call that runs reads is there, and what the next one will
         self._below({away: 1.0, elsewhere: -parameters}, 0.0)
         self._below({**self.back, on_cpu: -state, streamed: -state, away: -1.0}, budget - held)
@@ -234,97 +213,3 @@ class Bound:
     def _carried(self, terms: Terms, part: Terms, rate: float) -> None:
         """So much fits through the link in a part of the step."""
         self._below({**terms, **{variable: rate * seconds for variable, seconds in part.items()}}, 0.0)
-
-
-def _at_the_turn(menu: Menu, made: Image) -> tuple[int, int, int]:
-    """Bytes held besides what calls save, at the fullest moment when every call has saved and none has gone back; of these, activations; and what
-    calls save at most."""
-    graph, coarse = made.problem.graph, made.coarse
-    both = [call for call in coarse.forward if call in coarse.backward]
-    saved = sum(menu.choices[graph.calls[call].region][0].saved_bytes for call in both)
-    first, last = max((coarse.forward[call] for call in both), default=-1), min((coarse.backward[call] for call in both), default=len(graph.ops))
-    between = range(first + 1, last) or range(max(first, 0), max(first, 0) + 1)
-    calls = {*coarse.forward.values(), *coarse.backward.values()}
-    held = {op: graph.live_bytes[op] - saved - (graph.ops[op].workspace_bytes if op in calls else 0) for op in between}
-    turn = max(held, key=held.__getitem__)
-    lasting = sum(storage.nbytes for storage in graph.storages if storage.lasting or storage.role is Role.INPUT)
-    return held[turn], max(0, held[turn] - lasting), saved
-
-
-def _calls_back(made: Image) -> tuple[list[int], int]:
-    """Calls in the order in which they go back, and the place of the first one of those that are most alike."""
-    backward = made.coarse.backward
-    both = sorted((call for call in made.coarse.forward if call in backward), key=backward.__getitem__)
-    regions = [made.problem.graph.calls[call].region for call in both]
-    counts = Counter(regions)
-    return both, regions.index(max(counts, key=counts.__getitem__)) if both else 0
-
-
-def _going_back(menu: Menu, made: Image) -> tuple[int, int, int]:
-    """Bytes held besides what calls save as that one goes back, without its workspace; of parameters that it reads and that come for the next one;
-    and of what is held besides that it does not touch."""
-    graph, (calls, place) = made.problem.graph, _calls_back(made)
-    if not calls:
-        return 0, 0, 0
-    op = made.coarse.backward[calls[place]]
-    saved = sum(menu.choices[graph.calls[call].region][0].saved_bytes for call in calls[place:])
-    read = {storage for call in calls[place : place + 2] for storage in graph.ops[made.coarse.backward[call]].reads}
-    running = sum(unit.parameter_bytes for unit in state_units(graph, menu.homes) if read & {*unit.parameters})
-    of_calls = {*made.coarse.saved.values()}
-    idle = [s for s in graph.storages if not s.lasting and s.id not in of_calls and (uses := graph.uses[s.id]) and uses[0] < op < uses[-1]]
-    untouched = sum(s.nbytes for s in idle if op not in graph.uses[s.id] and s.role is not Role.INPUT)
-    return graph.live_bytes[op] - saved - graph.ops[op].workspace_bytes, running, untouched
-
-
-def _classes(menu: Menu, made: Image) -> list[tuple[int, tuple[Choice, ...], int]]:
-    """How many calls a class has, its choices worth having, with the seconds of the step's ops where a choice has none, and whether they go back
-    before a certain one (-1), are it (0), or come after it (1)."""
-    calls, place = _calls_back(made)
-    seconds, coarse, graph = made.problem.device_seconds, made.coarse, made.problem.graph
-    counts = Counter((graph.calls[call].region, (number > place) - (number < place)) for number, call in enumerate(calls))
-    own = {graph.calls[call].region: (seconds[coarse.forward[call]], seconds[coarse.backward[call]]) for call in calls}
-    found = []
-    for (region, when), count in counts.items():
-        there, back = own[region]
-        timed = tuple(choice if choice.seconds else replace(choice, forward_seconds=there, backward_seconds=back) for choice in menu.choices[region])
-        found.append((count, timed if when == 0 else hull(timed), when))
-    return found
-
-
-def _spans(menu: Menu, made: Image, units: Sequence[StateUnit]) -> list[tuple[float, float]]:
-    """For a few modules, the least time from where all of their parameters are in use to the first of their gradients that is complete, in which none
-    of them can be updated; and what the cpu would take for those of the others that can."""
-    graph, fine, costs = made.problem.graph, menu.problem.graph, menu.problem.costs.op_seconds
-    forward, backward = made.coarse.forward, made.coarse.backward
-    seconds = {op.id: made.problem.device_seconds[op.id] for op in graph.ops if op.phase is not Phase.UPDATE}
-    for call, back in backward.items():
-        choices = menu.choices[graph.calls[call].region]
-        seconds |= {forward[call]: min(c.forward_seconds for c in choices), back: min(c.backward_seconds for c in choices)}
-    number = {storage.name: storage.id for storage in graph.storages}
-
-    def known(storages: Iterable[int]) -> list[int]:
-        return [number[fine.storages[s].name] for s in storages]
-
-    within: list[tuple[int, int]] = []
-    for unit in units:
-        gradients = known(s for op in unit.updates for s in fine.ops[op].reads if not fine.storages[s].lasting)
-        complete = [max((op for op in graph.writers[s] if op in seconds), default=-1) for s in gradients]
-        within.append((max(graph.uses[s][0] for s in known(unit.parameters)), min(complete, default=-1)))
-    on_cpu = [sum(costs.get((op, "cpu"), 0.0) for op in unit.updates) for unit in units]
-    found = []
-    for first, last in within:
-        others = sum(cost for cost, (start, end) in zip(on_cpu, within, strict=True) if not (start <= first and last <= end))
-        found.append((others, sum(seconds[op] for op in range(first, last + 1))))
-    return sorted((span for span in found if span[1] > span[0]), key=lambda span: span[0] - span[1])[:SPANS]
-
-
-def _outside_seconds(menu: Menu, made: Image) -> dict[Phase, float]:
-    """Of the device, by part of the step, outside of calls and without updates that could be elsewhere."""
-    graph, seconds = made.problem.graph, made.problem.device_seconds
-    calls = {op for call, op in (*made.coarse.forward.items(), *made.coarse.backward.items()) if call in made.coarse.backward}
-    moving = {op for unit in state_units(graph, menu.homes) for op in unit.updates}
-    found = dict.fromkeys(Phase, 0.0)
-    for op in graph.ops:
-        if op.id not in calls and op.id not in moving:
-            found[op.phase] += seconds[op.id]
-    return found

@@ -10,7 +10,6 @@ near the best is. Two resources decide: a cpu that updates, and a link that carr
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,11 +17,13 @@ from typing import NoReturn
 
 from ..errors import InfeasibleBudget, InvalidSchedule, OverCapacity
 from ..ir import CallPlan, Menu, Phase, Placement, Problem, Program, check_schedule, peak_bytes
-from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
-from .bound import Bound, Facts, Takes, least_seconds
+from .bound import Bound, Takes, least_seconds
 from .choose import FEW_IMAGES, IMAGES, Chosen, choose, keep_everything, keeping_everything, predicted, staying, with_budget
+from .clock import Clock
 from .compact import compact
+from .detail import Detail, comes_and_goes
+from .facts import Facts
 from .image import Image, image, with_lasting
 from .looks import Looks
 from .splits import Split, Splits
@@ -44,12 +45,12 @@ NEAR = 1.02  # of what no plan could beat: what is left to gain is not worth loo
 LEAST_OF_THE_LINK = 0.02  # of its rate, where updates have it for themselves
 LESS, ROUNDED = (0.0, 0.05, 0.1), 1e-6  # of memory, where the linear program looks for shares; and what is a whole number to it
 EXCHANGES = (-2, -1, 1, 2)  # numbers of units whose state stays instead of parameters, and of those that are updated elsewhere
-DETAILED, FINALISTS, MOST_FINALISTS = 1.04, 2, 12  # of the best plan's time, and how many at least and at most: what is looked at in detail
+DETAILED = 1.04  # of the best plan's time: what is looked at in detail
 SEARCHED_SHARE = 0.85  # of the time; what is left is for that
 LOOKS_SHARE, LOOKED_AT = 0.6, 5  # of the time for quick looks at splits; and how many of the best by these are planned
 WORTH_PLANNING = 1.04  # of the best look: plans are about as far apart as looks are
 BOTH = (False, True)  # activations stay or are made again; or some are sent, too
-AHEAD, OTHERS_AHEAD = (2, 1), (1, 3)  # regions before theirs that parameters are on their way: the first of these that fits; then what is tried
+AHEAD = (2, 1)  # regions before theirs that parameters are on their way: the first of these that fits
 
 
 def choose_jointly(
@@ -73,7 +74,7 @@ def choose_jointly(
     units = state_units(menu.problem.graph, menu.homes)
     if not units:
         return _explained(menu, choose(menu, tiers=tiers, min_sent_bytes=min_sent_bytes), update, takes)
-    clock, seconds = _Clock(tries is not None), seconds if tries is None else tries
+    clock, seconds = Clock(tries is not None), seconds if tries is None else tries
     began = clock.now()
     deadline = began + SEARCHED_SHARE * seconds
     takes = _remembering(takes)
@@ -81,7 +82,8 @@ def choose_jointly(
         search, found = _searched(partial(_Search, menu, units, update, tiers, min_sent_bytes, deadline, takes, clock), fixed)
         missing = _missing_host_bytes(whole, found) if fixed is None and "nvme" in tiers else 0
         if missing <= 0:
-            found = search.first_in_detail(whole, found, began + seconds)
+            detail = Detail(whole, takes, clock)
+            found = detail.in_time(detail.first(found, search.near(found), began + seconds))
             break
         machine = menu.problem.machine
         menu = replace(menu, problem=replace(menu.problem, machine=machine.with_capacity("dram", machine.capacity("dram") - 2 * missing)))
@@ -93,7 +95,7 @@ def _searched(search: Callable[[int], _Search], fixed: Mapping[str, Placement] |
     found: list[tuple[_Search, Chosen]] = []
     for ahead in AHEAD:
         one = search(ahead)
-        if found and (one.began > one.deadline or not _comes_and_goes(found[0][1].program)):
+        if found and (one.began > one.deadline or not comes_and_goes(found[0][1].program)):
             break
         try:
             found.append((one, one.run() if fixed is None else one.around(fixed)))
@@ -101,23 +103,6 @@ def _searched(search: Callable[[int], _Search], fixed: Mapping[str, Placement] |
             if not found and ahead == AHEAD[-1]:
                 raise
     return min(found, key=lambda one: one[1].seconds)
-
-
-def _comes_and_goes(program: Program) -> bool:
-    return any(place.parameters != "device" for place in program.states.values())
-
-
-class _Clock:
-    """What has been spent: seconds, or tries."""
-
-    def __init__(self, counts: bool) -> None:
-        self._counts, self._tries = counts, 0
-
-    def now(self) -> float:
-        return float(self._tries) if self._counts else time.monotonic()
-
-    def tick(self) -> None:
-        self._tries += 1
 
 
 def _remembering(takes: Takes) -> Takes:
@@ -163,7 +148,7 @@ class _Search:
         min_sent_bytes: int,
         deadline: float,
         takes: Takes,
-        clock: _Clock,
+        clock: Clock,
         ahead: int,
     ) -> None:
         self.clock, self.began, self.ahead = clock, clock.now(), ahead
@@ -398,37 +383,10 @@ class _Search:
                     return
                 step = (step + 1) // 2 if step > 2 else 1
 
-    def first_in_detail(self, menu: Menu, best: Chosen, until: float) -> Chosen:
-        """Of the best and those that come near it the one that is fastest with each update by itself, as it will be predicted."""
+    def near(self, best: Chosen) -> list[Chosen]:
+        """Others that come near the best, the fastest first."""
         known = [chosen for chosen in (*self.tried.values(), *self.borrowed.values()) if chosen is not None and chosen is not best]
-        near = sorted((chosen for chosen in known if chosen.seconds <= best.seconds * DETAILED), key=lambda chosen: chosen.seconds)
-        found: list[tuple[float, int, Chosen]] = []
-        for number, chosen in enumerate([best, *near[:MOST_FINALISTS]] if near else []):
-            if number > FINALISTS and self.clock.now() > until:
-                break
-            if (seconds := self._in_detail(menu, chosen.program)) is not None:
-                found.append((seconds, number, chosen))
-        best = min(found)[2] if found else best
-        return self._in_time(menu, best)
-
-    def _in_time(self, menu: Menu, chosen: Chosen) -> Chosen:
-        """The same, with parameters on their way as early as is fastest."""
-        if not _comes_and_goes(chosen.program):
-            return chosen
-        programs = [replace(chosen.program, ahead=ahead) for ahead in (chosen.program.ahead, *OTHERS_AHEAD)]
-        seconds = [(seconds, number) for number, program in enumerate(programs) if (seconds := self._in_detail(menu, program)) is not None]
-        return replace(chosen, program=programs[min(seconds)[1]]) if seconds else chosen
-
-    def _in_detail(self, menu: Menu, program: Program) -> float | None:
-        """Seconds with each update by itself, if that fits."""
-        self.clock.tick()
-        passing, _ = self.takes(program.states) if program.states else (0, 0)
-        made = image(with_budget(menu, menu.problem.budget_bytes - passing), program)
-        try:
-            check_schedule(made.problem, made.schedule)
-        except InvalidSchedule:
-            return None
-        return simulate(made.problem, made.schedule).seconds
+        return sorted((chosen for chosen in known if chosen.seconds <= best.seconds * DETAILED), key=lambda chosen: chosen.seconds)
 
     def _exchange(self) -> None:
         """Ever better exchanges that leave the device as full as it is: parameters that leave for state that stays, or the other way round, and other
