@@ -15,6 +15,9 @@ from tierwise.lower.choose import recompute_everything
 from tierwise.lower.states import shares
 from tierwise.simulate import simulate
 
+CPU, THROUGH = Placement("host", "cpu", "device", "host"), Placement("host", "streamed", "device", "device")
+EVERYWHERE = (ON_DEVICE, IN_HOST, CPU, THROUGH, replace(THROUGH, parameters="host"))
+
 
 def test_with_room_for_everything_it_is_the_compute():
     assert least_seconds(menu(4, 1000)) == pytest.approx(4 * 2 + 1 + 4)
@@ -78,12 +81,7 @@ def test_the_cpu_and_the_link_share_host_memory():
     """Four updates that take 10 seconds each on the cpu, or 8 for their state on the link, all of which must leave but for a few bytes. Alone they
     would be done in 40 x = 32 (1 - x), 17.8 seconds, but the cpu has nothing to do in the four from the last block's forward to its backward. The
     bound is below every mix on the machine that they share, and near the best."""
-    question = menu_with_moments(4, hbm=115, cpu_seconds=10.0)
-    graph = question.problem.graph
-    heavy = replace(graph, storages=tuple(replace(s, nbytes=2000) if s.role is Role.OPTIMIZER_STATE else s for s in graph.storages))
-    machine = question.problem.machine.with_rates(lambda link, lane, rate: 250.0)
-    homes = dict.fromkeys(question.homes, (Placement("host", "cpu", "device", "host"), Placement("host", "streamed", "device", "device")))
-    question = replace(question, problem=replace(question.problem, graph=heavy, machine=machine), homes=homes)
+    question = with_heavy_state(menu_with_moments(4, hbm=115, cpu_seconds=10.0), 250.0, CPU, THROUGH)
 
     def with_both(x):
         rates = shares(40 * x, 32.08 * (1 - x), "backward")  # with 5 bytes of each gradient
@@ -97,12 +95,7 @@ def test_the_cpu_and_the_link_share_host_memory():
 def test_streamed_updates_take_their_time_from_backward():
     """Thirteen seconds of forward, loss and backward, and four updates of a second each whose state must pass through the device, over a link that
     takes no time: beside backward they take their second from it, under the next forward none."""
-    question = menu_with_moments(4, hbm=115)
-    graph = question.problem.graph
-    heavy = replace(graph, storages=tuple(replace(s, nbytes=2000) if s.role is Role.OPTIMIZER_STATE else s for s in graph.storages))
-    machine = question.problem.machine.with_rates(lambda link, lane, rate: 1e9)
-    homes = dict.fromkeys(question.homes, (Placement("host", "streamed", "device", "device"),))
-    question = replace(question, problem=replace(question.problem, graph=heavy, machine=machine), homes=homes)
+    question = with_heavy_state(menu_with_moments(4, hbm=115), 1e9, THROUGH)
     assert least_seconds(question, "backward") == pytest.approx(17, abs=1e-3)
     assert least_seconds(question, "after") == pytest.approx(13, abs=1e-3)
 
@@ -120,13 +113,13 @@ def test_a_range_of_mixes_promises_no_less_than_any_in_it():
 def test_nothing_is_updated_between_the_last_blocks_forward_and_its_backward():
     """All moments must leave but for a few bytes, for a cpu that takes 10 seconds for each: 40, and 4 in which the last block goes there, the loss is
     taken, and it comes back. Beside copies the cpu has three quarters of its rate."""
-    question = with_heavy_state(menu_with_moments(4, hbm=115, cpu_seconds=10.0), Placement("host", "cpu", "device", "host"), 1e9)
+    question = with_heavy_state(menu_with_moments(4, hbm=115, cpu_seconds=10.0), 1e9, CPU)
     assert least_seconds(question, "backward") == pytest.approx(40 / 0.75 + 4, rel=0.01)
 
 
 def test_what_the_cpu_makes_comes_and_what_lives_elsewhere_comes_again():
     """Weights of 5 bytes that the cpu makes in no time, a byte a second: four come for forward, and three that live elsewhere once more."""
-    question = with_heavy_state(menu_with_moments(4, hbm=10_000, cpu_seconds=1e-9), IN_HOST, 1.0)
+    question = with_heavy_state(menu_with_moments(4, hbm=10_000, cpu_seconds=1e-9), 1.0, IN_HOST)
     assert Bound(question, "backward").with_shares(1.0, 0.0, 0.0) == pytest.approx(4 * 5)
     assert Bound(question, "backward").with_shares(1.0, 0.0, 0.75) == pytest.approx(4 * 5 + 3 * 5)
 
@@ -140,16 +133,12 @@ def test_room_that_whoever_moves_state_leaves_is_taken_off():
     assert least_seconds(roomy, "backward", takes) == least_seconds(roomy, "backward")
 
 
-def with_heavy_state(question, home, rate):
-    """Moments of 2000 bytes, which have no room on the device, in one home; a link of so many bytes a second."""
+def with_heavy_state(question, rate, *homes):
+    """Moments of 2000 bytes, which have no room on the device, in one of these homes; a link of so many bytes a second."""
     graph = question.problem.graph
     heavy = replace(graph, storages=tuple(replace(s, nbytes=2000) if s.role is Role.OPTIMIZER_STATE else s for s in graph.storages))
     machine = question.problem.machine.with_rates(lambda link, lane, other: rate)
-    return replace(question, problem=replace(question.problem, graph=heavy, machine=machine), homes=dict.fromkeys(question.homes, (home,)))
-
-
-CPU, THROUGH = Placement("host", "cpu", "device", "host"), Placement("host", "streamed", "device", "device")
-EVERYWHERE = (ON_DEVICE, IN_HOST, CPU, THROUGH, replace(THROUGH, parameters="host"))
+    return replace(question, problem=replace(question.problem, graph=heavy, machine=machine), homes=dict.fromkeys(question.homes, homes))
 
 
 @pytest.mark.parametrize("update", ["after", "backward"])

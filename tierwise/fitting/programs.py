@@ -17,6 +17,7 @@ from ..ir import Menu, Placement, Program
 from ..ir.program import MIN_SENT_BYTES
 from ..lower import Chosen, choose_jointly, keep_everything
 from ..lower.choose import hull
+from ..lower.states import Takes
 from .lowered import by_policy
 from .menus import PreparedMenu, Progress, measured
 from .saved import load_program
@@ -40,7 +41,7 @@ def program_for(
     compile: bool,
     update: str = "after",
     fixed: Mapping[str, Placement] | None = None,
-    takes: Callable[[Mapping[str, Placement]], tuple[int, int]] = lambda states: (0, 0),
+    takes: Takes = lambda states: (0, 0),
     saved: str | os.PathLike[str] | None = None,
     plan_seconds: float = PLAN_SECONDS,
     progress: Progress,

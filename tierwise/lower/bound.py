@@ -15,20 +15,18 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..ir import ON_DEVICE, Menu, Phase, Placement
+from ..ir import ON_DEVICE, Menu, Phase
 from ..policies._milp import Program
 from .choose import with_budget
 from .facts import Facts
-from .states import OTHERS_AFTER, shares, streaming_seconds
+from .states import OTHERS_AFTER, Takes, shares, streaming_seconds
 
 BUDGET = 10.0  # what the budget is in the linear program, where bytes shall be of the size of seconds
 NARROW = 1 / 64  # a range of how updates are shared that is not divided again
 LOOKS, SAFE = 8, 1.001  # rates that are looked at in a range; and what may be between these
 Terms = dict[int, float]
-Takes = Callable[[Mapping[str, Placement]], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)

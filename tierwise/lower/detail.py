@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..errors import InvalidSchedule
-from ..ir import Menu, Placement, Program, check_schedule
+from ..ir import Menu, Program, check_schedule
 from ..simulate import simulate
 from .choose import Chosen, with_budget
 from .clock import Clock
 from .image import image
+from .states import Takes
 
 FINALISTS, MOST_FINALISTS = 2, 12  # besides the best one: at least, and at most if there is time
 OTHERS_AHEAD = (1, 3)  # regions before theirs that parameters may be on their way, besides what was planned
@@ -24,7 +25,7 @@ def comes_and_goes(program: Program) -> bool:
 class Detail:
     """`takes`: what whoever runs updates holds on the device for them all the time."""
 
-    def __init__(self, menu: Menu, takes: Callable[[Mapping[str, Placement]], tuple[int, int]], clock: Clock) -> None:
+    def __init__(self, menu: Menu, takes: Takes, clock: Clock) -> None:
         self._menu, self._takes, self._clock = menu, takes, clock
 
     def first(self, best: Chosen, near: Sequence[Chosen], until: float) -> Chosen:

@@ -18,7 +18,7 @@ from typing import NoReturn
 from ..errors import InfeasibleBudget, InvalidSchedule, OverCapacity
 from ..ir import CallPlan, Menu, Phase, Placement, Problem, Program, check_schedule, peak_bytes
 from ..units import exact_bytes, format_bytes
-from .bound import Bound, Takes, least_seconds
+from .bound import Bound, least_seconds
 from .choose import FEW_IMAGES, IMAGES, Chosen, choose, keep_everything, keeping_everything, predicted, staying, with_budget
 from .clock import Clock
 from .compact import compact
@@ -27,7 +27,7 @@ from .facts import Facts
 from .image import Image, image, with_lasting
 from .looks import Looks
 from .splits import Split, Splits
-from .states import StateUnit, lighter, shared, state_units
+from .states import StateUnit, Takes, lighter, shared, state_units
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 HALVES = (0.0, 0.5, 1.0)
@@ -94,9 +94,9 @@ def _searched(search: Callable[[int], _Search], fixed: Mapping[str, Placement] |
     """With parameters that come early; and later, which takes less memory, if there is time left or else no plan."""
     found: list[tuple[_Search, Chosen]] = []
     for ahead in AHEAD:
-        one = search(ahead)
-        if found and (one.began > one.deadline or not comes_and_goes(found[0][1].program)):
+        if found and (found[0][0].is_over() or not comes_and_goes(found[0][1].program)):
             break
+        one = search(ahead)
         try:
             found.append((one, one.run() if fixed is None else one.around(fixed)))
         except InfeasibleBudget:
@@ -382,6 +382,9 @@ class _Search:
                 if step == 1:
                     return
                 step = (step + 1) // 2 if step > 2 else 1
+
+    def is_over(self) -> bool:
+        return self.clock.now() > self.deadline
 
     def near(self, best: Chosen) -> list[Chosen]:
         """Others that come near the best, the fastest first."""

@@ -6,7 +6,7 @@ A split that does not fit is looked at with more parameters elsewhere, as few as
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -16,7 +16,7 @@ from ..simulate import simulate
 from .choose import hull, recompute_everything
 from .image import Image, image, with_lasting
 from .splits import Split, Splits
-from .states import StateUnit
+from .states import StateUnit, Takes
 
 TRIES = 6  # to make a split fit
 LIKELY = 0.95  # of what the last look found beside lasting state: one that is near it takes that much, too
@@ -31,7 +31,7 @@ class Looks:
         units: Sequence[StateUnit],
         splits: Splits,
         update: str,
-        takes: Callable[[Mapping[str, Placement]], tuple[int, int]],
+        takes: Takes,
         ahead: int = 1,
     ) -> None:
         self.menu, self.units, self.splits, self.update, self.takes, self.ahead = menu, units, splits, update, takes, ahead

@@ -6,7 +6,7 @@ A module path has the parameters below it that no longer path has; storages are 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ OUT_BESIDE_CPU, IN_BESIDE_CPU = 0.8, 0.7
 UPDATES_BESIDE_CPU = {"after": 0.62, "backward": 0.67}
 OTHERS_AFTER = 0.85  # of the link's rate, for what is no state: half of it moves in backward, when no update after backward runs
 TIER_OF = {"host": "dram", "nvme": "nvme"}
+Takes = Callable[[Mapping[str, Placement]], tuple[int, int]]  # of the device all the time, and of host memory in all, for state in these places
 
 
 @dataclass(frozen=True, slots=True)
