@@ -21,8 +21,8 @@ WITHIN = 1e12  # bytes a second from the device, or host memory, to buffers of w
 # with updates between them; beside the cpu 36 to 40 in and 40 to 52 out. With updates both here and there, in traces of training steps: after
 # backward 3.1 to 3.4 G a second on the cpu and 33 GB/s in; in backward 36 to 39, and 0.62 to 0.69 of the cpu's rate alone in eight steps of several
 # mixes, 0.74 and 0.77 in two without updates on the device. A little of those already slows the cpu much. Together about 150 GB/s of host memory.
-CPU_BESIDE_COPIES = {"after": 0.8, "backward": 0.75}
-CPU_BESIDE_UPDATES = {"after": 0.66, "backward": 0.56}
+CPU_BESIDE_COPIES = {"after": 0.8, "backward": 0.8}
+CPU_BESIDE_UPDATES = {"after": 0.66, "backward": 0.73}
 HARM = {"after": 1.0, "backward": 0.5}  # the power by which a share of the time counts
 BOTH_WAYS = 0.85
 OUT_BESIDE_CPU, IN_BESIDE_CPU = 0.8, 0.7
