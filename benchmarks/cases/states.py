@@ -173,7 +173,7 @@ def fitted_row(way: Way, given: argparse.Namespace, device: Any) -> dict[str, An
         model, optimizer, budget=budget, masters="fp32", update=way.update, compile=way.compiled, device=device, example=(tokens,),
         host=way.host_bytes, nvme=disk, progress=lambda what: stages.update({f"{time.perf_counter() - start:.1f} s": what}),
     )  # fmt: skip
-    ready_seconds = time.perf_counter() - start
+    ready_seconds, first = time.perf_counter() - start, tierwise.plan_of(model)
     if given.cap and budget:
         device.cap(budget)
 
@@ -192,7 +192,8 @@ def fitted_row(way: Way, given: argparse.Namespace, device: Any) -> dict[str, An
     found = timed | {
         "waits": _waits(plan, step, fitted) if way.state != "nvme" else None,
         "planned_nvme_bytes": plan.held_bytes.get("nvme") or None,
-        "predicted_seconds": plan.predicted.seconds,
+        "predicted_seconds": plan.predicted.seconds,  # with what was measured, where steps took something else
+        "first_predicted_seconds": first.predicted.seconds,  # before any step
         "predicted_bytes": plan.predicted_bytes,
         "bound_seconds": least_seconds(plan.menu, plan.program.update, lambda states: (fitted.lasting.holes_bytes(states), 0)),
         "host_bytes": _resident_bytes() - baseline_bytes,

@@ -14,7 +14,7 @@ from tierwise.fitting import fitted, plan_of
 from tierwise.fitting.feedback import corrected, is_off
 from tierwise.fitting.meter import Meter
 from tierwise.fitting.trials import Trials
-from tierwise.ir import Compute, Copy, Phase, Span
+from tierwise.ir import CallPlan, Compute, Copy, Phase, Placement, Span
 from tierwise.lower import image
 from tierwise.lower.states import moved_updates
 from tierwise.simulate import simulate
@@ -218,6 +218,53 @@ def test_calls_that_wait_for_updates_elsewhere_say_that_these_are_slow():
     assert all(after[op.id, "gpu"] == pytest.approx(before[op.id, "gpu"], rel=0.05) for op in plan.menu.problem.graph.ops)
     assert all(after[op, "cpu"] > 2 * before[op, "cpu"] for op in moved)
     assert simulate(again.problem, again.schedule).seconds == pytest.approx(late.seconds, rel=0.05)
+
+
+def test_calls_of_backward_that_wait_in_their_midst_say_that_updates_are_slow():
+    """All state is updated by the cpu; the first of four calls that go back alike takes three milliseconds longer than the others, in which it waits
+    for an update. The others say how long calls are; the same program is now predicted to be as late."""
+    model, optimizer = model_and_optimizer()
+    with fitting(model, optimizer=optimizer, budget="2MiB") as found:
+        plan = found.prepare((), batch(0))
+    program = replace(
+        plan.program,
+        calls={call: CallPlan("cheap") for call in plan.program.calls},
+        states=dict.fromkeys(plan.menu.homes, Placement("host", "cpu", gradients="host")),
+    )
+    made = image(plan.menu, program)
+    plan = replace(plan, program=program, image=made, predicted=simulate(made.problem, made.schedule))
+    measured, graph, steps = slowed(plan, 1.0, 1.0, 1.0), plan.image.problem.graph, plan.image.schedule.steps
+    stalled = next(s for s in measured.spans if isinstance(steps[s.step], Compute) and graph.ops[steps[s.step].op].phase is Phase.BACKWARD)
+    spans = [
+        span._replace(start=span.start + 0.003 * (span.start > stalled.start), end=span.end + 0.003 * (span.start >= stalled.start))
+        for span in measured.spans
+    ]
+    late = replace(measured, spans=tuple(spans), seconds=measured.seconds + 0.003)
+    menu = corrected(plan, late, late.seconds)
+    again = image(menu, plan.program)
+    for region, choices in plan.menu.choices.items():
+        assert [after.seconds for after in menu.choices[region]] == pytest.approx([before.seconds for before in choices])
+    assert simulate(again.problem, again.schedule).seconds == pytest.approx(late.seconds, rel=0.05)
+
+
+def test_what_is_a_little_off_is_measured_and_kept(monkeypatch):
+    """A step takes three hundredths longer than predicted: the plan stays, and its prediction is what was measured."""
+    monkeypatch.setattr(fitted, "LEARNS_ON", {"cpu"})
+    first = []
+
+    def seconds(meter):
+        first.append(meter._fitted.current)
+        return 1.03 * first[0].predicted.seconds
+
+    monkeypatch.setattr(Meter, "step_seconds", seconds)
+    monkeypatch.setattr(fitted.Fitted, "measured", property(lambda found: slowed(first[0], 1.03, 1.03, 1.0)))
+    model = tower()
+    with fitting(model, budget="1MiB"):
+        for _ in range(4):
+            trained(three_steps, model)
+        plan = plan_of(model)
+    assert plan.program == first[0].program and plan.corrections == 0
+    assert plan.predicted.seconds == pytest.approx(1.03 * first[0].predicted.seconds, rel=0.005)
 
 
 def test_calls_that_wait_less_for_updates_elsewhere_say_that_these_are_fast(monkeypatch):

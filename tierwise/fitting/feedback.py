@@ -3,13 +3,14 @@
 A call that waits for a copy looks slow; so of the calls of one class and choice those count that send nothing, and of these the middle one: a card
 that is kept busy runs slower than its quickest call. Where all send, the quickest. Of the copies over a link the middle one counts, against what the
 plan had of that link beside its updates. What a call whose state is updated elsewhere waited for longer than planned, or less long, is these updates'
-doing. What a recorded step takes longer than one that nobody records is the recording's own doing, in all parts of it alike.
+doing, and so is what some calls of backward took longer than others of their kind. What a recorded step takes longer than one that nobody records is
+the recording's own doing, in all parts of it alike.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median
 
@@ -19,7 +20,8 @@ from ..lower.states import BESIDE, moved_updates, streaming_seconds
 from ..simulate import simulate
 from .plan import Plan
 
-OFF = 0.05  # of the predicted time of a step: what a prediction may be off by
+OFF = 0.05  # of the predicted time of a step: what a prediction may be off by before a plan is made again
+NOTICED = 0.02  # of that: before what was measured takes the place of what was estimated
 MOST_CORRECTIONS = 2
 WARM_STEPS = 4  # of a plan: by then everything is compiled and warm, and updates of the step before are as late as they will be
 TIMED_STEPS = 3  # the middle one of these is what a step takes
@@ -29,8 +31,8 @@ EARLY = 0.01  # of a step: what calls may have waited less than planned before u
 LEAST_COPY_BYTES = 1 << 20  # smaller ones say more about the latency of a link than about its rate
 
 
-def is_off(predicted: Timeline, seconds: float) -> bool:
-    return abs(seconds / predicted.seconds - 1) > OFF
+def is_off(predicted: Timeline, seconds: float, by: float = OFF) -> bool:
+    return abs(seconds / predicted.seconds - 1) > by
 
 
 def corrected(plan: Plan, measured: Timeline, seconds: float) -> Menu:
@@ -53,13 +55,20 @@ def corrected(plan: Plan, measured: Timeline, seconds: float) -> Menu:
     ran = {key: min(found) for key, found in sending.items()} | {key: median(found) for key, found in alone.items()}
     choices = {region: tuple(_corrected(choice, region, found, ran) for choice in found) for region, found in menu.choices.items()}
     machine = _with_rates(menu.problem.machine, plan.image.problem.machine, {way: median(found) for way, found in rates.items()})
-    late = _late_seconds(plan, measured)
+    stalled = _stalled_seconds(alone) if moved_updates(menu.problem.graph, plan.program.states) else 0.0
+    late = _late_seconds(plan, measured) + stalled
     if -EARLY * seconds < late < 0:
         late = 0.0
-    found = replace(menu, choices=choices, problem=_between(replace(menu.problem, machine=machine), plan, seconds - within - late))
+    found = replace(menu, choices=choices, problem=_between(replace(menu.problem, machine=machine), plan, seconds - (within - stalled) - late))
     if late > 0:
         return _with_late_updates(found, plan, seconds)
     return _with_early_updates(found, plan, seconds, not rates) if late else found
+
+
+def _stalled_seconds(ran: Mapping[tuple[int, str, Phase], Sequence[float]]) -> float:
+    """How much longer than the middle ones of their kind backward's calls took: in their midst they wait until gradients before theirs are updated,
+    where plans have that before the next call."""
+    return sum(max(0.0, sum(found) - len(found) * median(found)) for (_, _, phase), found in ran.items() if phase is Phase.BACKWARD)
 
 
 def _late_seconds(plan: Plan, measured: Timeline) -> float:

@@ -28,7 +28,7 @@ from ..lower.states import anew
 from ..regions.elsewhere import Elsewhere
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
-from .feedback import TIMED_STEPS, WARM_STEPS, is_off
+from .feedback import NOTICED, TIMED_STEPS, WARM_STEPS, is_off
 from .homes import homes_of
 from .keys import has_gradients, key_of, needs_backward
 from .lasting import Lasting, words_of
@@ -240,7 +240,8 @@ class Fitted:
         return key in self._trials and self._trials[key].settled
 
     def _compare(self) -> None:
-        """After a few steps by a plan, look at how one of them ran; if the prediction was far off, plan again with what was measured."""
+        """After a few steps by a plan, look at how one of them ran if they take something else than predicted: then that is what is known, and if the
+        prediction was far off, plan again with it."""
         plan, device = self.current, self.device.torch_device.type
         if plan is None or device not in LEARNS_ON or self.settings.policy != "auto":
             return
@@ -255,7 +256,7 @@ class Fitted:
         if run not in (looks_at, looks_at + 1) or (seconds := self.meter.step_seconds()) is None:
             return
         measured = self.measured if run > looks_at else None
-        if measured is None and is_off(plan.predicted, seconds):
+        if measured is None and is_off(plan.predicted, seconds, NOTICED):
             self.meter.record_next = run == looks_at
             return
         del self.plans[key]

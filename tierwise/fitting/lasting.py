@@ -26,7 +26,7 @@ from ..ir import ON_DEVICE, Placement, Program
 PASSING_SHARE = 50  # of the budget, one part in so many for gradients that leave, and for state that is streamed
 LEAVING_UNITS, LEAVING_SHARE = 1.5, 20  # gradients of the largest module so many times may leave at once, where that is less than such a part of it
 HELD_SHARE = 10  # of the budget, one part in so many for gradients whose updates are under way during backward
-MOST_UNITS_IN_FLIGHT = 3  # as in plans
+MOST_UNITS_IN_FLIGHT = 4  # as in plans
 # The largest module's parameters so many times are what is lost between blocks where they come and go: 0.9 to 1.6 GB of 0.23 each with compiled
 # blocks, whose workspace is large, and 0.5 to 0.7 op by op; 0.6 to 1.1 of 0.41.
 HOLES_UNITS = {True: 5, False: 3}

@@ -22,7 +22,7 @@ from ._in_time import run as in_time
 
 LISTED, ON_DEVICE = "listed", "on the device"  # rows of what has its place in the list
 JUST_BEFORE = 2  # ops on the device before the one that needs it, what the cpu has made goes there at the earliest
-IN_FLIGHT = 3  # regions whose gradients may wait for their updates, of those that do not wait in host memory for the next forward
+IN_FLIGHT = 4  # regions whose gradients may wait for their updates, of those that do not wait in host memory for the next forward
 PASSING_BYTES = 192 << 20  # of state on its way through the device: a few chunks of it
 MOST_ON_THEIR_WAY = 16  # updates, however small their state is
 BY_RANK = ", by rank"  # rows of updates that the cpu takes in the order in which they are needed
