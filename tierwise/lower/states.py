@@ -20,8 +20,8 @@ WITHIN = 1e12  # bytes a second from the device, or host memory, to buffers of w
 # 4.2 beside plain copies both ways, 3.7 with gradients leaving and parameters coming. Of 55 GB/s a link carries 50 each way when both are busy, 46
 # with updates between them; beside the cpu 36 to 40 in and 40 to 52 out. With updates both here and there, in traces of training steps: after
 # backward 3.1 to 3.4 G a second on the cpu and 33 GB/s in; in backward 36 to 39, and 0.73 to 0.87 of the cpu's rate alone in nine steps of as many
-# mixes on two hosts, counted over the time in which it updates anything. By these numbers 37 steps of several mixes on six hosts are predicted to
-# 2.8% in the mean square. Together 135 to 170 GB/s of host memory.
+# mixes on two hosts, counted over the time in which it updates anything. By these numbers 37 steps of several mixes on several hosts are predicted
+# to 2.8% in the mean square. Together 135 to 170 GB/s of host memory.
 CPU_BESIDE_COPIES = {"after": 0.8, "backward": 0.81}
 CPU_BESIDE_UPDATES = {"after": 0.66, "backward": 0.75}
 HARM = {"after": 1.0, "backward": 0.5}  # the power by which a share of the time counts
