@@ -30,6 +30,14 @@ def seconds_of(question, program) -> float:
     return simulate(made.problem, made.schedule).seconds
 
 
+def test_activations_may_count_on_less_of_the_link_than_updates_leave_of_it(monkeypatch):
+    """Eight blocks and a cpu that takes three seconds for each: what it makes keeps the link busy just when activations would come back."""
+    question = menu_with_moments(8, hbm=220, cpu_seconds=3.0)
+    less = choose_jointly(question, update="backward", tries=60)
+    monkeypatch.setattr("tierwise.lower.jointly.PARTS_OF_THE_LINK", ())
+    assert less.seconds < 0.97 * choose_jointly(question, update="backward", tries=60).seconds
+
+
 @pytest.mark.parametrize(("hbm", "cpu_seconds", "ahead"), [(140, 1.08, 1), (150, 2.16, 1), (170, 2.16, 2), (170, 1.08, 3)])
 def test_parameters_come_as_early_as_is_fastest(hbm, cpu_seconds, ahead):
     """Nine of ten weights live elsewhere. In 140 bytes there is no room to have them earlier; a cpu that takes 2.16 seconds for each would keep the

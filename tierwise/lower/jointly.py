@@ -49,6 +49,8 @@ DETAILED = 1.04  # of the best plan's time: what is looked at in detail
 SEARCHED_SHARE = 0.85  # of the time; what is left is for that
 LOOKS_SHARE, LOOKED_AT = 0.6, 5  # of the time for quick looks at splits; and how many of the best by these are planned
 WORTH_PLANNING = 1.04  # of the best look: plans are about as far apart as looks are
+DESCENT_SHARE = 0.75  # of the time for all of that, until other parts of the link are tried
+PARTS_OF_THE_LINK = (0.5, 0.25)  # of what is left of it, for activations
 BOTH = (False, True)  # activations stay or are made again; or some are sent, too
 AHEAD = (2, 1)  # regions before theirs that parameters are on their way: the first of these that fits
 
@@ -218,7 +220,10 @@ class _Search:
                     self._try(Split(count, parameters, streamed))
         if self._best() is None and self._try(Split()) is None:  # which says what is needed
             self._refuse()
+        until, self.deadline = self.deadline, self.began + DESCENT_SHARE * (self.deadline - self.began)
         self._descend()
+        self.deadline = until
+        self._divide_the_link()
         for split in promising:  # with the time that is left
             self._try(split, (True,))
         self._descend()
@@ -339,6 +344,18 @@ class _Search:
         if not found:
             self._refuse()
         return min(found, key=lambda chosen: chosen.seconds)
+
+    def _divide_the_link(self) -> None:
+        """The best so far with activations that count on less of the link: what is left of it on the whole may not be free when they want it."""
+        split = self._best_split()
+        states = self.splits.states(split) or {}
+        tiers = _above_disk(states, self.tiers)
+        for part in PARTS_OF_THE_LINK if states and tiers else ():
+            if self.clock.now() > self.deadline:
+                break
+            found, known = self._with(states, self.takes(states)[0], tiers, part=part), self.tried.get((split, True))
+            if found is not None and (known is None or found.seconds < known.seconds):
+                self.tried[split, True] = found
 
     def _closer(self, chosen: Chosen) -> Chosen:
         """The same states, and activations around them as well as it goes, if there is time left."""
@@ -489,12 +506,15 @@ class _Search:
             short += host - self.host_bytes
         return min((chosen for chosen in found if chosen is not None), key=lambda chosen: chosen.seconds, default=None)
 
-    def _with(self, states: Mapping[str, Placement], passing_bytes: int, tiers: Sequence[str], images: int = FEW_IMAGES) -> Chosen | None:
-        """Activations planned in what these states leave of the budget, with so much held all the time by whoever runs updates."""
+    def _with(
+        self, states: Mapping[str, Placement], passing_bytes: int, tiers: Sequence[str], images: int = FEW_IMAGES, part: float = 1.0
+    ) -> Chosen | None:
+        """Activations planned in what these states leave of the budget, with so much held all the time by whoever runs updates; what is sent has that
+        part of what is left of the link."""
         self.clock.tick()
         light = lighter(self.menu, states, self.update)
         if tiers and states:
-            left = self._with_what_is_left_of_the_link(light.problem, states)
+            left = self._with_what_is_left_of_the_link(light.problem, states, part)
             room_below = max(0, self.host_bytes - self.takes(states)[1])
             light = replace(light, problem=replace(left, machine=left.machine.with_capacity("dram", room_below)))
         budget = self.menu.problem.budget_bytes - passing_bytes
@@ -536,7 +556,7 @@ class _Search:
         found = choose(menu, tiers=tiers, min_sent_bytes=self.min_sent_bytes, images=images)
         return found.program, found.peak_bytes
 
-    def _with_what_is_left_of_the_link(self, problem: Problem, states: Mapping[str, Placement]) -> Problem:
+    def _with_what_is_left_of_the_link(self, problem: Problem, states: Mapping[str, Placement], part: float) -> Problem:
         """Activations leave in forward and come back in backward. Updates after backward have the way out in forward, those in backward the way
         in, and parameters that live elsewhere come in both: what they carry is taken off the rate. A forward or backward that waits for updates
         lasts as long as they do."""
@@ -559,7 +579,7 @@ class _Search:
         for way, waits in ((out, after), (into, not after)):
             free = max(during[way], lasts if waits else 0.0) - carried[way] / machine.link(*way).bytes_per_second
             left[way] = min(1.0, max(LEAST_OF_THE_LINK, free / max(during[way], 1e-9)))
-        return replace(problem, machine=problem.machine.with_rates(lambda link, _, rate: rate * left.get((link.src, link.dst), 1.0)))
+        return replace(problem, machine=problem.machine.with_rates(lambda link, _, rate: rate * part * left.get((link.src, link.dst), 1.0)))
 
     def _passing_bytes(self, light: Menu, states: Mapping[str, Placement]) -> int:
         """What passes through the device at its fullest moment, as far as that can be told with everything kept."""
