@@ -55,7 +55,7 @@ def corrected(plan: Plan, measured: Timeline, seconds: float) -> Menu:
     ran = {key: min(found) for key, found in sending.items()} | {key: median(found) for key, found in alone.items()}
     choices = {region: tuple(_corrected(choice, region, found, ran) for choice in found) for region, found in menu.choices.items()}
     machine = _with_rates(menu.problem.machine, plan.image.problem.machine, {way: median(found) for way, found in rates.items()})
-    stalled = _stalled_seconds(alone) if moved_updates(menu.problem.graph, plan.program.states) else 0.0
+    stalled = _stalled_seconds(alone) if _updated_elsewhere(plan) else 0.0
     late = _late_seconds(plan, measured) + stalled
     if -EARLY * seconds < late < 0:
         late = 0.0
@@ -74,9 +74,14 @@ def _stalled_seconds(ran: Mapping[tuple[int, str, Phase], Sequence[float]]) -> f
 def _late_seconds(plan: Plan, measured: Timeline) -> float:
     """How much longer than planned compute stood still before calls of modules whose state is updated elsewhere; less than nothing if it did so for
     a shorter time."""
-    moved = {path for path, place in plan.program.states.items() if place.update != "device"}
+    moved = _updated_elsewhere(plan)
     planned, found = _pauses(plan, plan.predicted, moved), _pauses(plan, measured, moved)
     return sum(found[step] - planned[step] for step in found.keys() & planned.keys())
+
+
+def _updated_elsewhere(plan: Plan) -> set[str]:
+    """Modules whose state is."""
+    return {path for path, place in plan.program.states.items() if place.update != "device"}
 
 
 def _pauses(plan: Plan, timeline: Timeline, modules: set[str]) -> dict[int, float]:

@@ -22,11 +22,11 @@ from ..execute.states.safetensors import Checkpoint
 from ..execute.states.units import MASTERED_BYTES, STREAM_CHUNK_BYTES
 from ..execute.states.updates import STAGING_BUFFERS
 from ..ir import ON_DEVICE, Placement, Program
+from ..policies._lasting import IN_FLIGHT
 
 PASSING_SHARE = 50  # of the budget, one part in so many for gradients that leave, and for state that is streamed
 LEAVING_UNITS, LEAVING_SHARE = 1.5, 20  # gradients of the largest module so many times may leave at once, where that is less than such a part of it
 HELD_SHARE = 10  # of the budget, one part in so many for gradients whose updates are under way during backward
-MOST_UNITS_IN_FLIGHT = 4  # as in plans
 # The largest module's parameters so many times are what is lost between blocks where they come and go: 0.9 to 1.6 GB of 0.23 each with compiled
 # blocks, whose workspace is large, and 0.5 to 0.7 op by op; 0.6 to 1.1 of 0.41.
 HOLES_UNITS = {True: 5, False: 3}
@@ -115,7 +115,7 @@ class Lasting:
     def _units_in_flight(self, placements: Mapping[str, Placement]) -> int:
         """As many as may hold their gradients at once, besides the one that backward fills."""
         largest = max(self._sizes(placements, _nbytes), default=0)
-        return max(1, min(MOST_UNITS_IN_FLIGHT, self._held_bytes // max(1, largest) - 1))
+        return max(1, min(IN_FLIGHT, self._held_bytes // max(1, largest) - 1))
 
     def _sizes(self, placements: Mapping[str, Placement], size: Callable[[nn.Parameter], int]) -> list[int]:
         """Of each placed module, all of its parameters."""

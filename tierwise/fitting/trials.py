@@ -30,9 +30,9 @@ class Trials:
         looked_at = plan if measured is None else as_measured(plan, corrected(plan, measured, taken_seconds), self.corrections)
         self.ran(looked_at, taken_seconds)
         taken = format_seconds(taken_seconds)
-        predicted, is_far_off = format_seconds(plan.predicted.seconds), is_off(plan.predicted, taken_seconds)
-        if measured is not None and is_far_off and self.corrections < MOST_CORRECTIONS:
+        if measured is not None and is_off(plan.predicted, taken_seconds) and self.corrections < MOST_CORRECTIONS:
             self.corrections += 1
+            predicted = format_seconds(plan.predicted.seconds)
             _log.warning("a step takes %s where %s were predicted: planned again with what was measured", taken, predicted)
             return None
         self.settled = True

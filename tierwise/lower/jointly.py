@@ -347,11 +347,12 @@ class _Search:
 
     def _divide_the_link(self) -> None:
         """The best so far with activations that count on less of the link: what is left of it on the whole may not be free when they want it."""
-        split = self._best_split()
-        states = self.splits.states(split) or {}
+        best = self._best()
+        assert best is not None
+        split, states = best[0], best[1].program.states
         tiers = _above_disk(states, self.tiers)
         for part in PARTS_OF_THE_LINK if states and tiers else ():
-            if self.clock.now() > self.deadline:
+            if self.is_over():
                 break
             found, known = self._with(states, self.takes(states)[0], tiers, part=part), self.tried.get((split, True))
             if found is not None and (known is None or found.seconds < known.seconds):
@@ -393,7 +394,7 @@ class _Search:
                 ):
                     if self._try(near, (sends,)) is None and not sends:  # too large without
                         self._try(near, (True,))
-            if self.clock.now() > self.deadline:
+            if self.is_over():
                 return
             if self._best_split() == split:
                 if step == 1:
@@ -464,7 +465,7 @@ class _Search:
         for sends in ways if self.tiers else (False,):
             if (split, sends) in self.tried or (sends and self._keeps_everything(split)):
                 continue
-            if self.clock.now() > self.deadline and self._best() is not None:
+            if self.is_over() and self._best() is not None:
                 break
             if not sends and any(split.leaves_less_room_than(other) for other in self.too_large):
                 self.tried[split, sends] = None
