@@ -53,6 +53,17 @@ def test_times_of_choices_and_rates_of_links_are_those_measured(monkeypatch):
     assert 0.3 * out < slower < 0.55 * out  # a latency is part of each copy
 
 
+def test_no_link_is_faster_than_alone(monkeypatch):
+    """Copies took half as long as planned: nobody was beside them."""
+    monkeypatch.setattr("tierwise.fitting.feedback.LEAST_COPY_BYTES", 0)
+    with fitting(tower(), budget="800KiB") as found:
+        plan = found.prepare((), {"x": torch.randn(512, 8), "target": torch.randn(512, 4)})
+        measured = slowed(plan, 1.0, 1.0, 0.5)
+        assert any(isinstance(plan.image.schedule.steps[span.step], Copy) for span in measured.spans)
+        menu = corrected(plan, measured, measured.seconds)
+    assert menu.problem.machine.links == plan.menu.problem.machine.links
+
+
 def test_a_link_as_slow_beside_updates_as_planned_is_as_fast_alone_as_before(monkeypatch):
     """Copies took twice as long as alone, and that is what the plan had them take: half of the link is the updates'."""
     monkeypatch.setattr("tierwise.fitting.feedback.LEAST_COPY_BYTES", 1 << 15)

@@ -186,13 +186,13 @@ def _corrected(choice: Choice, region: int, others: tuple[Choice, ...], ran: dic
 
 
 def _with_rates(machine: Machine, as_planned: Machine, measured: dict[tuple[str, str], float]) -> Machine:
-    """By as much faster or slower as links were than planned, where they may have had others beside them. Lanes that more than one link uses have one
-    rate: that of the fastest link measured on them."""
+    """By as much slower as links were than planned, where they may have had others beside them. None is faster than it is alone: a copy that was
+    faster than planned had the link to itself. Lanes that more than one link uses have one rate: that of the fastest link measured on them."""
     lanes: dict[str, float] = {}
     for (src, dst), rate in measured.items():
         planned = as_planned.link(src, dst).lanes
         slowest = min(planned.values())
         for lane, alone in machine.link(src, dst).lanes.items():
             if planned[lane] == slowest:
-                lanes[lane] = max(alone * rate / slowest, lanes.get(lane, 0.0))
+                lanes[lane] = max(alone * min(1.0, rate / slowest), lanes.get(lane, 0.0))
     return machine.with_rates(lambda _, lane, rate: lanes.get(lane, rate))

@@ -42,6 +42,7 @@ from .returned import Returned
 from .runnable import kept, region_plans, sent_bytes
 from .saved import holds_output
 from .settings import Settings, limited
+from .sweeping import swept
 from .trials import Trials
 from .verify import verify_step
 
@@ -122,7 +123,7 @@ class Fitted:
             cards = [self.device.torch_device] if self.device.torch_device.type == "cuda" else []
             anomalies = torch.autograd.set_detect_anomaly(False)
             # what is traced has no numbers to look at
-            with torch.random.fork_rng(devices=cards), anomalies, self.lasting.unguarded(), Elsewhere() as elsewhere:
+            with swept(), torch.random.fork_rng(devices=cards), anomalies, self.lasting.unguarded(), Elsewhere() as elsewhere:
                 made = self._made_for(key, args, kwargs, elsewhere)
                 self.plans[key] = self._trials[key].choose(made) if key in self._trials else made
         self.current = self.plans[key]

@@ -16,17 +16,29 @@ import heapq
 import math
 from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..ir import ON_DEVICE, Menu, Phase
-from ..policies._milp import Program
+from ..policies._milp import Program, Solution
 from .choose import with_budget
 from .facts import Facts
 from .states import OTHERS_AFTER, Takes, shares, streaming_seconds
 
 BUDGET = 10.0  # what the budget is in the linear program, where bytes shall be of the size of seconds
-NARROW = 1 / 64  # a range of how updates are shared that is not divided again
+NARROW, EXACT = 1 / 64, 1e-6  # a range of how updates are shared that is not divided again; and what is none
 LOOKS, SAFE = 8, 1.001  # rates that are looked at in a range; and what may be between these
 Terms = dict[int, float]
+
+
+class Best(NamedTuple):
+    """The least seconds; then of the state: updated on the cpu, streamed; of the parameters: elsewhere; and what is below the device, of what calls
+    save."""
+
+    seconds: float
+    on_cpu: float
+    streamed: float
+    elsewhere: float
+    sent_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +82,35 @@ def least_seconds(menu: Menu, update: str = "after", takes: Takes | None = None)
 
 def _least_seconds(menu: Menu, update: str, facts: Facts, moved: float = 1.0) -> float:
     """With so much of the state elsewhere at most."""
+    return best_lines(menu, update, facts, moved)[0]
+
+
+def best_lines(menu: Menu, update: str, facts: Facts, moved: float = 1.0) -> tuple[float, Bound]:
+    """The least seconds, and the lines of which these are."""
     homes = [home for found in menu.homes.values() for home in found]
     alone = Bound(menu, update, facts=facts, moved=moved)
     if any(home.state == "nvme" for home in homes) or all(home.update == "device" for home in homes):
-        return alone.least()  # updates of what comes from a disk have their own pace
+        return alone.least(), alone  # updates of what comes from a disk have their own pace
     on_cpu, streamed, _ = alone.shares
     nowhere_else = alone.lines.solve(fixed={on_cpu: 0.0, streamed: 0.0}).objective
-    ranges = [(0.0, 0.0, 1.0)]  # by what is promised, the whole first
+    ranges = [(0.0, 0.0, 1.0, alone)]  # by what is promised, the whole first; no two begin at the same share
     while ranges[0][0] < nowhere_else:
-        promised, least, most = heapq.heappop(ranges)
+        promised, least, most, lines = heapq.heappop(ranges)
         if most - least <= NARROW:
-            return promised
+            return promised, lines
         middle = (least + most) / 2
         for part in ((least, middle), (middle, most)):
-            heapq.heappush(ranges, (Bound(menu, update, mix_between(*part, update), facts=facts, moved=moved).least(), *part))
-    return nowhere_else
+            lines = Bound(menu, update, mix_between(*part, update), facts=facts, moved=moved)
+            heapq.heappush(ranges, (lines.least(), *part, lines))
+    return nowhere_else, Bound(menu, update, facts=facts, moved=0.0)
+
+
+def with_updates(menu: Menu, update: str, facts: Facts, on_cpu: float, streamed: float) -> Best | None:
+    """What there is in the least time with so much of the state updated there; None: that does not fit."""
+    problem, updates = menu.problem, [op for unit in facts.units for op in unit.updates]
+    alone = sum(problem.costs.op_seconds.get((op, "cpu"), 0.0) for op in updates) * on_cpu
+    part = alone / max(alone + streamed * sum(streaming_seconds(problem, problem.graph.ops[op]) for op in updates), 1e-12)
+    return Bound(menu, update, mix_between(max(0.0, part - EXACT), min(1.0, part + EXACT), update), facts=facts).with_updates(on_cpu, streamed)
 
 
 class Bound:
@@ -113,13 +139,19 @@ class Bound:
     def least(self) -> float:
         return self.lines.solve().objective
 
-    def best_shares(self) -> tuple[float, float, float] | None:
-        """In the least time, of the state: on the cpu, streamed; and of the parameters: elsewhere. None: nothing fits."""
-        found = self.lines.solve()
+    def best(self) -> Best | None:
+        """What there is in the least time. None: nothing fits."""
+        return self._best(self.lines.solve())
+
+    def with_updates(self, on_cpu: float, streamed: float) -> Best | None:
+        """The same with so much of the state updated there."""
+        return self._best(self.lines.solve(fixed={self.shares[0]: on_cpu, self.shares[1]: streamed}))
+
+    def _best(self, found: Solution) -> Best | None:
         if not math.isfinite(found.objective):
             return None
         on_cpu, streamed, elsewhere = (found.values[share] for share in self.shares)
-        return on_cpu, streamed, elsewhere
+        return Best(found.objective, on_cpu, streamed, elsewhere, found.values[self.left] / self.unit)
 
     def with_shares(self, on_cpu: float, streamed: float, elsewhere: float) -> float:
         """The same with so much of the state updated there, and so much of the parameters elsewhere; infinite if that cannot be."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 
@@ -93,6 +93,12 @@ def staying(menu: Menu) -> tuple[Program, int] | None:
     return _Search(menu, (), 0).staying()
 
 
+def sending(menu: Menu, tiers: Sequence[str], min_sent_bytes: int = 0, images: int = FEW_IMAGES) -> list[tuple[Program, int]]:
+    """Programs in which something is sent, the fastest by a sketch first, and the bytes of the device that their calls come to by a count; they are
+    not judged."""
+    return [*islice(_Search(menu, tiers, min_sent_bytes).sending(images), images)]
+
+
 def _predicted(menu: Menu, program: Program) -> Chosen | None:
     made = image(menu, program)
     try:
@@ -109,9 +115,9 @@ def keeping_everything(menu: Menu) -> tuple[float, int]:
     return simulate(made.problem.with_budget(max(needed, menu.problem.budget_bytes)), made.schedule).seconds, needed
 
 
-def predicted(made: Image) -> Chosen:
-    """What a program comes to whose image was judged."""
-    timeline = simulate(made.problem, made.schedule)
+def predicted(made: Image, budget_bytes: int | None = None) -> Chosen:
+    """What a program comes to whose image was judged. `budget_bytes`: what there is while it runs, if it had to fit into less."""
+    timeline = simulate(made.problem if budget_bytes is None else made.problem.with_budget(budget_bytes), made.schedule)
     sent = {step.storage for step in made.schedule.steps if isinstance(step, Copy)}
     sent_bytes = sum(made.problem.graph.storages[storage].nbytes for storage in sent)
     return Chosen(made.program, timeline.seconds, timeline.peak_bytes[made.problem.device_tier], sent_bytes)
@@ -186,8 +192,11 @@ class _Search:
         """Without sends, then what the sketch finds fastest, the best first."""
         if (alone := self.staying()) is not None:
             yield alone[0]
-        if not self.tiers:
-            return
+        if self.tiers:
+            yield from (program for program, _ in self.sending(images))
+
+    def sending(self, images: int) -> Iterator[tuple[Program, int]]:
+        """What the sketch finds fastest, the best first, and its bytes by a count."""
         sketches = self._patterns()
         sketches |= {sketch.sending: sketch for sketch in self._as_the_link_has_time()}
         starts = sorted(sketches.values(), key=_by_seconds)[:SKETCHES]
@@ -199,7 +208,7 @@ class _Search:
         chosen = [*sorted(closer.values(), key=_by_seconds)[:images], *plain[: images // 2]]
         for sketch in {sketch.sending: sketch for sketch in chosen}.values():
             if (program := self._program(sketch.levels, sketch.sending)) is not None:
-                yield program
+                yield program, self.holding.peak_bytes(sketch.levels, sketch.sending)
 
     def staying(self) -> tuple[Program, int] | None:
         found = self.sketch(Sending())

@@ -55,4 +55,4 @@ class Detail:
             check_schedule(made.problem, made.schedule)
         except InvalidSchedule:
             return None
-        return simulate(made.problem, made.schedule).seconds
+        return simulate(made.problem.with_budget(self._menu.problem.budget_bytes), made.schedule).seconds

@@ -9,23 +9,23 @@ near the best is. Two resources decide: a cpu that updates, and a link that carr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import NoReturn
 
 from ..errors import InfeasibleBudget, InvalidSchedule, OverCapacity
 from ..ir import CallPlan, Menu, Phase, Placement, Problem, Program, check_schedule, peak_bytes
 from ..units import exact_bytes, format_bytes
 from .bound import Bound, least_seconds
-from .choose import FEW_IMAGES, IMAGES, Chosen, choose, keep_everything, keeping_everything, predicted, staying, with_budget
+from .choose import FEW_IMAGES, IMAGES, Chosen, choose, keep_everything, keeping_everything, predicted, sending, staying, with_budget
 from .clock import Clock
 from .compact import compact
 from .detail import Detail, comes_and_goes
 from .facts import Facts
 from .image import Image, image, with_lasting
 from .looks import Looks
+from .seeds import Seeds
 from .splits import Split, Splits
 from .states import StateUnit, Takes, lighter, shared, state_units
 
@@ -43,14 +43,13 @@ HOPELESS = 1.15  # of that
 CLEARLY = 0.99  # of another plan's time
 NEAR = 1.02  # of what no plan could beat: what is left to gain is not worth looking for
 LEAST_OF_THE_LINK = 0.02  # of its rate, where updates have it for themselves
-LESS, ROUNDED = (0.0, 0.05, 0.1), 1e-6  # of memory, where the linear program looks for shares; and what is a whole number to it
 EXCHANGES = (-2, -1, 1, 2)  # numbers of units whose state stays instead of parameters, and of those that are updated elsewhere
 DETAILED = 1.04  # of the best plan's time: what is looked at in detail
 SEARCHED_SHARE = 0.85  # of the time; what is left is for that
-LOOKS_SHARE, LOOKED_AT = 0.6, 5  # of the time for quick looks at splits; and how many of the best by these are planned
+LOOKS_SHARE, LOOKED_AT = 0.5, 4  # of the time for quick looks at splits; and how many of the best by these are planned
 WORTH_PLANNING = 1.04  # of the best look: plans are about as far apart as looks are
 DESCENT_SHARE = 0.75  # of the time for all of that, until other parts of the link are tried
-PARTS_OF_THE_LINK = (0.5, 0.25)  # of what is left of it, for activations
+PART_OF_THE_LINK, OTHER_PARTS = 0.5, (1.0, 0.25)  # of what is left of it, for activations
 BOTH = (False, True)  # activations stay or are made again; or some are sent, too
 AHEAD = (2, 1)  # regions before theirs that parameters are on their way: the first of these that fits
 
@@ -172,8 +171,7 @@ class _Search:
         self.may_hold = update == "after" and any((h.update, h.gradients) == ("streamed", "device") for homes in menu.homes.values() for h in homes)
         self.balance = self._balance()
         self.looks = Looks(menu, units, self.splits, update, takes, ahead)
-        self.lines: dict[float, Bound] = {}
-        self.facts: Facts | None = None  # that these have in common
+        self.facts = Facts.of(menu)
         self.bare: tuple[Mapping[int, CallPlan], Image] | None = None
         parameter_bytes = sum(unit.parameter_bytes for unit in units)
         self.exchange = round(sum(unit.state_bytes for unit in units) / parameter_bytes) if parameter_bytes else 0  # parameters for one unit's state
@@ -210,6 +208,7 @@ class _Search:
         for split in promising:
             if self._try(split, (False,)) is None and split.held:
                 self._try(replace(split, held=0.0), (False,))
+        self._send()
         if self._best() is None:
             for split in promising:
                 self._try(replace(split, held=0.0), (True,))
@@ -226,6 +225,9 @@ class _Search:
         self._divide_the_link()
         for split in promising:  # with the time that is left
             self._try(split, (True,))
+        for streamed in (0.0, self.balance):
+            split = self._best_split()
+            self._try(replace(split, streamed=streamed), (self._sends(split),))
         self._descend()
         found = self._best()
         assert found is not None
@@ -241,7 +243,7 @@ class _Search:
     def _promising(self) -> tuple[float, list[Split]]:
         """By what the linear program makes of them on a machine whose host memory is shared, the best first; and what it makes of that."""
         count = len(self.units)
-        line = self._line(0.0)
+        line = self._line
         shares = sorted({*HALVES, self.balance})
         found: list[tuple[float, int, Split]] = []
         for state in sorted({round(part * count / GRID) for part in range(1, GRID + 1)} - {0}):
@@ -260,36 +262,37 @@ class _Search:
             *[split for split in best if split.parameters][: FIRST_SPLITS // 2],
         ]
 
-    def _line(self, less: float) -> Bound:
-        """The linear program in what the device has besides, and so much less of that."""
-        if less not in self.lines:
-            left = self.busy.budget_bytes - self._besides_bytes()
-            self.facts = self.facts or Facts.of(self.menu)
-            within = replace(self.menu, problem=self.busy.with_budget(max(1, int(left * (1 - less)))))
-            self.lines[less] = Bound(within, self.update, facts=self.facts)
-        return self.lines[less]
+    @cached_property
+    def _line(self) -> Bound:
+        """The linear program in what the device has besides, on a machine whose host memory is shared."""
+        return Bound(replace(self.menu, problem=self.busy.with_budget(self._room)), self.update, facts=self.facts)
 
-    def _by_line(self) -> list[Split]:
-        """What the linear program has where it is free to choose, in all of the memory and in a little less: of workspace it knows nothing."""
-        count, found = len(self.units), []
-        for less in LESS:
-            shares = self._line(less).best_shares()
-            if shares is not None:
-                on_cpu, streamed, elsewhere = shares
-                away = min(count, math.ceil((on_cpu + streamed) * count - ROUNDED))
-                parameters = min(away, math.ceil(elsewhere * count - ROUNDED))
-                found.append(Split(away, parameters, streamed / max(on_cpu + streamed, ROUNDED), float(self.may_hold)))
-        return list(dict.fromkeys(found))
+    @cached_property
+    def _room(self) -> int:
+        """For state and activations."""
+        return max(1, self.menu.problem.budget_bytes - self._besides_bytes)
+
+    @cached_property
+    def _seeds(self) -> dict[Split, bool]:
+        """And whether activations are sent in them."""
+        return Seeds(self.menu, self.units, self.splits, self.facts, self.update, float(self.may_hold)).within(self._room)
+
+    def _send(self) -> None:
+        """With activations sent, where the linear programs send some."""
+        for split, sends in self._seeds.items():
+            if sends and self._try(split, (True,)) is None:
+                self._try(replace(split, parameters=split.state), (True,))
 
     def _looked_at(self, seeds: Sequence[Split]) -> list[Split]:
         """What a quick look at these and at what is near the best of them finds, the best first."""
         until = self.began + LOOKS_SHARE * (self.deadline - self.began)
-        count, line = len(self.units), self._line(0.0)
+        count, line = len(self.units), self._line
         least, looks = line.least(), self.looks
         first = Split(max(0, count - 2), 0, 0.0, float(self.may_hold))  # the units that the next step begins with stay
         shares = (0.0, self.balance / 2, self.balance)
         others = (replace(first, parameters=round(share * first.state), streamed=streamed) for share in HALVES for streamed in shares)
-        for seed in (*self._by_line(), *(other for other in others if line.with_shares(*other.shares_of(count)) < least * HOPELESS), *seeds):
+        staying = [seed for seed, sends in self._seeds.items() if not sends]
+        for seed in (*staying, *(other for other in others if line.with_shares(*other.shares_of(count)) < least * HOPELESS), *seeds):
             if self.clock.now() < until or not looks.seconds:
                 self._look(seed)
         if not looks.seconds:  # nothing fits in which no activation leaves
@@ -326,6 +329,7 @@ class _Search:
             self.bare = program.calls, image(self.menu, replace(program, states={}))
         return self.bare[1]
 
+    @cached_property
     def _besides_bytes(self) -> int:
         """What a call of a region takes while it runs, at least, and what updates take all the time: more than the linear program knows of."""
         least = (
@@ -351,7 +355,7 @@ class _Search:
         assert best is not None
         split, states = best[0], best[1].program.states
         tiers = _above_disk(states, self.tiers)
-        for part in PARTS_OF_THE_LINK if states and tiers else ():
+        for part in OTHER_PARTS if states and tiers else ():
             if self.is_over():
                 break
             found, known = self._with(states, self.takes(states)[0], tiers, part=part), self.tried.get((split, True))
@@ -370,13 +374,10 @@ class _Search:
         return chosen if again is None else min(chosen, again, key=lambda one: one.seconds)
 
     def _descend(self) -> None:
-        """From the best so far: other shares of streamed updates, then ever smaller changes of both numbers. Whether activations are sent, too, is
+        """From the best so far: exchanges, then ever smaller changes of all numbers. Whether activations are sent, too, is
         asked of the best ones only: the link may have better things to do."""
         count = len(self.units)
         step = max(1, count // 8)
-        for streamed in (0.0, self.balance):
-            split = self._best_split()
-            self._try(replace(split, streamed=streamed), (self._sends(split),))
         while True:
             self._exchange()
             split = self._best_split()
@@ -442,7 +443,7 @@ class _Search:
             check_schedule(made.problem, made.schedule)
         except InvalidSchedule:
             return None
-        self.borrowed[split] = predicted(made)
+        self.borrowed[split] = predicted(made, self.menu.problem.budget_bytes)
         return self.borrowed[split]
 
     def _best_split(self) -> Split:
@@ -508,7 +509,7 @@ class _Search:
         return min((chosen for chosen in found if chosen is not None), key=lambda chosen: chosen.seconds, default=None)
 
     def _with(
-        self, states: Mapping[str, Placement], passing_bytes: int, tiers: Sequence[str], images: int = FEW_IMAGES, part: float = 1.0
+        self, states: Mapping[str, Placement], passing_bytes: int, tiers: Sequence[str], images: int = FEW_IMAGES, part: float = PART_OF_THE_LINK
     ) -> Chosen | None:
         """Activations planned in what these states leave of the budget, with so much held all the time by whoever runs updates; what is sent has that
         part of what is left of the link."""
@@ -528,7 +529,7 @@ class _Search:
                 return None
             within = replace(light, problem=light.problem.with_budget(room))
             try:
-                inner, inner_bytes = (None if tiers else staying(within)) or self._chosen(within, tiers, images)
+                inner = self._worth_an_image(within, tiers, images)
             except InfeasibleBudget as error:
                 self._needs(self.menu.problem.budget_bytes - room + (error.least_bytes or 0))
                 if 0 < len(tiers) < len(self.tiers):  # kept off a busy disk: more of the state there leaves more of the rest
@@ -536,26 +537,35 @@ class _Search:
                 if not tiers:
                     self.short.add(frozenset(states.items()))
                 return None
-            program = replace(inner, states=states, update=self.update, ahead=self.ahead) if states else inner
-            made = image(menu, program)
-            try:
-                check_schedule(made.problem, made.schedule)
-            except OverCapacity as error:
-                if error.tier != made.problem.device_tier:
-                    self.lacks[error.tier] = error.needed_bytes
-                    if error.tier == "dram":
-                        self.overflows[frozenset(states.items()), bool(tiers)] = error.needed_bytes - self.host_bytes
-                    return None
-                room = min(room, inner_bytes) - (error.needed_bytes - budget)
-                continue
-            except InvalidSchedule:
-                return None
-            return predicted(made)
+            found, smaller = list[Chosen](), list[int]()
+            for program, inner_bytes in inner:
+                made = image(menu, replace(program, states=states, update=self.update, ahead=self.ahead) if states else program)
+                try:
+                    check_schedule(made.problem, made.schedule)
+                except OverCapacity as error:
+                    if error.tier != made.problem.device_tier:
+                        self.lacks[error.tier] = error.needed_bytes
+                        if error.tier == "dram":
+                            self.overflows[frozenset(states.items()), bool(tiers)] = error.needed_bytes - self.host_bytes
+                        continue
+                    smaller.append(min(room, inner_bytes) - (error.needed_bytes - budget))
+                except InvalidSchedule:
+                    continue
+                else:
+                    found.append(predicted(made, self.menu.problem.budget_bytes))
+            if found or not smaller:
+                return min(found, key=lambda chosen: chosen.seconds, default=None)
+            room = max(smaller)
         return None
 
-    def _chosen(self, menu: Menu, tiers: Sequence[str], images: int) -> tuple[Program, int]:
-        found = choose(menu, tiers=tiers, min_sent_bytes=self.min_sent_bytes, images=images)
-        return found.program, found.peak_bytes
+    def _worth_an_image(self, menu: Menu, tiers: Sequence[str], images: int) -> list[tuple[Program, int]]:
+        """Programs for activations alone, and the bytes that they come to."""
+        if tiers and images == FEW_IMAGES and (found := sending(menu, tiers, self.min_sent_bytes)):
+            return found
+        if not tiers and (stays := staying(menu)) is not None:
+            return [stays]
+        chosen = choose(menu, tiers=tiers, min_sent_bytes=self.min_sent_bytes, images=images)
+        return [(chosen.program, chosen.peak_bytes)]
 
     def _with_what_is_left_of_the_link(self, problem: Problem, states: Mapping[str, Placement], part: float) -> Problem:
         """Activations leave in forward and come back in backward. Updates after backward have the way out in forward, those in backward the way
@@ -584,10 +594,13 @@ class _Search:
 
     def _passing_bytes(self, light: Menu, states: Mapping[str, Placement]) -> int:
         """What passes through the device at its fullest moment, as far as that can be told with everything kept."""
-        kept = keep_everything(self.menu)
-        whole, without = image(self.menu, replace(kept, states=states, update=self.update, ahead=self.ahead)), image(light, kept)
+        whole, without = with_lasting(self._kept, states, self.update, self.ahead), image(light, keep_everything(self.menu))
         device = whole.problem.device_tier
         return max(0, peak_bytes(whole.problem, whole.schedule)[device] - peak_bytes(without.problem, without.schedule)[device])
+
+    @cached_property
+    def _kept(self) -> Image:
+        return image(self.menu, keep_everything(self.menu))
 
     def _needs(self, nbytes: int) -> None:
         self.least_bytes = nbytes if self.least_bytes is None else min(self.least_bytes, nbytes)
