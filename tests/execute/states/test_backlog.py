@@ -43,12 +43,12 @@ def test_of_what_has_arrived_the_one_that_is_needed_first_goes_first():
 def test_what_is_needed_before_it_is_let_in():
     """Layer 9 stops once in the middle. By then gradients of 8 and 3 have arrived and are needed before it; not 7's, nor is 12 needed before it."""
     late, ran = Signal(), []
-    busy = Busy(lambda backlog: (ran.append("9, first part"), backlog.let_in(9), ran.append("9")))
+    busy = Busy(lambda backlog: (ran.append("9, first part"), backlog.let_in(9, lambda: ran.append("9, sent")), ran.append("9")))
     arrived = [busy.backlog.put(lambda n=n: ran.append(n), arrivals=[], needed=n) for n in (12, 8)]
     last = busy.backlog.put(lambda: (late.wait(), ran.append(7)), arrivals=[late], needed=7)
     arrived.append(busy.backlog.put(lambda: ran.append(3), arrivals=[], needed=3))
     busy.goes_on(*arrived)
-    assert ran == ["9, first part", 3, 8, "9", 12]
+    assert ran == ["9, first part", "9, sent", 3, "9, sent", 8, "9", 12]
     late.fire()
     last.wait()
     assert ran[-1] == 7
@@ -58,7 +58,7 @@ def test_what_is_needed_before_it_is_let_in():
 def test_turns_of_what_was_let_in_wait_for_nobody():
     """8 was let in, so its turn has nothing to do: the gradient of 7 comes by work of the same lane, which stands behind that turn."""
     made, ran = Signal(), []
-    busy = Busy(lambda backlog: backlog.let_in(9))
+    busy = Busy(lambda backlog: backlog.let_in(9, lambda: None))
     first = busy.backlog.put(lambda: ran.append(8), arrivals=[], needed=8)
     busy.lane.put(made.fire)
     second = busy.backlog.put(lambda: (made.wait(), ran.append(7)), arrivals=[made], needed=7)

@@ -220,3 +220,48 @@ def test_the_formula_has_the_same_bits_on_the_card_and_on_the_cpu():
         apply_rule(rule, numbers, tensors[0], tensors[1], tensors[2:], scale=0.377)
         apply_rule(rule, numbers, there[0], there[1], there[2:], scale=0.377)
         assert all(torch.equal(mine, other.cpu()) for mine, other in zip(tensors, there, strict=True)), rule.name
+
+
+def test_passes_that_are_started_one_after_the_other_are_each_what_they_are_alone():
+    """Several are under way before anybody waits, the last one is waited for first, and two callers share the threads."""
+    run = open_cpu_pass(2)
+    if run is None:
+        pytest.skip("no C++ compiler here")
+    count, numbers = 100_003, ADAMW.numbers(group(eps=1e-8), 3)
+    generator = torch.Generator().manual_seed(0)
+
+    def parts():
+        weights, gradient = torch.randn(count, generator=generator), torch.randn(count, generator=generator).bfloat16()
+        return weights, gradient, [torch.rand(count, generator=generator) for _ in range(2)], torch.empty(count, dtype=torch.bfloat16)
+
+    mine = [parts() for _ in range(8)]
+    alone = [(weights.clone(), gradient, [state.clone() for state in states], out.clone()) for weights, gradient, states, out in mine]
+    for one_of_them in alone:
+        apply_rule(ADAMW, numbers, *one_of_them)
+
+    def caller(which):
+        started = [run.start(ADAMW, numbers, *found) for found in which]
+        for finish in reversed(started):
+            finish()
+
+    other = threading.Thread(target=caller, args=(mine[4:],))
+    other.start()
+    caller(mine[:4])
+    other.join()
+    run.close()
+    for (weights, _, states, out), (expected, _, moments, narrow) in zip(mine, alone, strict=True):
+        assert torch.equal(weights, expected) and torch.equal(out, narrow) and all(map(torch.equal, states, moments))
+
+
+def test_a_pass_goes_on_while_its_caller_does_something_else():
+    run = open_cpu_pass(1)
+    if run is None:
+        pytest.skip("no C++ compiler here")
+    weights, gradient, states = torch.ones(1 << 20), torch.ones(1 << 20), [torch.zeros(1 << 20) for _ in range(2)]
+    finish = run.start(ADAMW, ADAMW.numbers(group(), 1), weights, gradient, states)
+    deadline = time.monotonic() + 60
+    while weights[-1] == 1.0 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert weights[-1] != 1.0, "nobody but its caller works on it"
+    finish()
+    run.close()

@@ -189,10 +189,10 @@ def test_updates_that_stop_for_others_have_the_same_bits(placement, monkeypatch,
     """Every update takes its time between chunks, so that gradients of layers that are needed before arrive in the middle of it."""
     original, let_in = Backlog.let_in, []
 
-    def slowly(backlog, needed):
+    def slowly(backlog, needed, first):
         time.sleep(0.003)
         before = backlog._let_in
-        original(backlog, needed)
+        original(backlog, needed, first)
         let_in.append(backlog._let_in - before)
 
     monkeypatch.setattr(Backlog, "let_in", slowly)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
-from .passes import Passes
+from .passes import Passes, is_over
 from .rules import rule_of
 from .torchs import check_options, state_names, update_pieces
 
@@ -35,6 +36,9 @@ class Arithmetic(Protocol):
     def run(self, pieces: Sequence[Piece]) -> None:
         """Update them in place."""
 
+    def start(self, pieces: Sequence[Piece]) -> Callable[[], None]:
+        """The same beside the caller, where that is of use: whoever calls what comes back has them updated."""
+
 
 class Formula:
     """masters="fp32": the same bits wherever it runs."""
@@ -51,8 +55,19 @@ class Formula:
         return self._rule.numbers(self._optimizer.param_groups[group], step)
 
     def run(self, pieces: Sequence[Piece]) -> None:
-        for piece in pieces:
-            self._passes(self._rule, piece.settled, piece.weights, piece.gradient, piece.states, piece.out, scale=piece.scale)
+        self.start(pieces)()
+
+    def start(self, pieces: Sequence[Piece]) -> Callable[[], None]:
+        started = [
+            self._passes.start(self._rule, piece.settled, piece.weights, piece.gradient, piece.states, piece.out, scale=piece.scale)
+            for piece in pieces
+        ]
+        return partial(_finish_all, started)
+
+
+def _finish_all(started: Sequence[Callable[[], None]]) -> None:
+    for finish in started:
+        finish()
 
 
 class Torchs:
@@ -68,6 +83,10 @@ class Torchs:
     def settle(self, group: int, step: int) -> Any:
         settings = {key: value for key, value in self._optimizer.param_groups[group].items() if key != "params"}
         return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in settings.items()}, step
+
+    def start(self, pieces: Sequence[Piece]) -> Callable[[], None]:
+        self.run(pieces)
+        return is_over
 
     def run(self, pieces: Sequence[Piece]) -> None:
         """Those with the same numbers in one call: on a card every call is a kernel that waits for its turn beside compute."""

@@ -53,9 +53,11 @@ class Backlog:
         for waiting in left:
             waiting.signal.fire(CopyFault(f"the {self._lane.name} lane was closed before this was done"))
 
-    def let_in(self, needed: int) -> None:
-        """On the lane, in the middle of work whose result is needed then: do what has arrived since and is needed before that."""
+    def let_in(self, needed: int, first: Callable[[], object]) -> None:
+        """On the lane, in the middle of work whose result is needed then: do what has arrived since and is needed before that, and `first` before
+        any of it."""
         while (chosen := self._more_urgent(needed)) is not None:
+            first()
             self._do(chosen)
 
     def _more_urgent(self, needed: int) -> _Waiting | None:

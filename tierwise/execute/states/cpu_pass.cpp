@@ -2,14 +2,18 @@
 // Compiled without contraction (-ffp-contract=off), so every operation rounds by itself, as torch's single ops do. Called through ctypes, which
 // lets other Python threads run meanwhile. A pool of threads takes blocks in any order: elements do not depend on each other.
 
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -68,10 +72,21 @@ inline void end_of_writes() {  // before anyone is told that the block is done
 #endif
 }
 
+// Threads that take blocks of the oldest job first, and of the next one as soon as that has none left: whoever hands in a job before the one under
+// way is over never has them wait.
 class Pool {
 public:
+    using Pass = std::function<void(int64_t, int64_t)>;
+
+    struct Job {
+        Pass pass;
+        int64_t total;
+        std::atomic<int64_t> next{0}, left;
+        Job(Pass pass, int64_t total) : pass(std::move(pass)), total(total), left((total + BLOCK - 1) / BLOCK) {}
+    };
+
     explicit Pool(int threads) {
-        for (int i = 1; i < threads; ++i) workers.emplace_back([this] { serve(); });
+        for (int i = 0; i < threads; ++i) workers.emplace_back([this] { serve(); });
     }
     ~Pool() {
         {
@@ -81,50 +96,54 @@ public:
         begin.notify_all();
         for (auto& worker : workers) worker.join();
     }
-    void run(int64_t count, const std::function<void(int64_t, int64_t)>& pass) {
-        int64_t blocks = (count + BLOCK - 1) / BLOCK;
-        std::lock_guard<std::mutex> alone(one_at_a_time);
-        if (blocks <= 1 || workers.empty()) {
-            pass(0, count);
-            return;
+    std::shared_ptr<Job> start(int64_t count, Pass pass) {
+        auto job = std::make_shared<Job>(std::move(pass), count);
+        if (count <= BLOCK) {  // waking somebody would take longer
+            job->pass(0, count);
+            job->left = 0;
+            return job;
         }
         {
             std::lock_guard<std::mutex> hold(mutex);
-            work = &pass, total = count, next = 0, busy = int(workers.size()), ++turn;
+            jobs.push_back(job);
         }
         begin.notify_all();
-        take();
+        return job;
+    }
+    void finish(const std::shared_ptr<Job>& job) {
         std::unique_lock<std::mutex> hold(mutex);
-        over.wait(hold, [this] { return busy == 0; });
+        over.wait(hold, [&] { return job->left == 0; });
     }
 
 private:
-    void take() {
-        for (int64_t start = next.fetch_add(BLOCK); start < total; start = next.fetch_add(BLOCK))
-            (*work)(start, start + BLOCK < total ? start + BLOCK : total);
+    void take(Job& job) {
+        for (int64_t start = job.next.fetch_add(BLOCK); start < job.total; start = job.next.fetch_add(BLOCK)) {
+            job.pass(start, start + BLOCK < job.total ? start + BLOCK : job.total);
+            if (job.left.fetch_sub(1) == 1) {
+                std::lock_guard<std::mutex> hold(mutex);
+                over.notify_all();
+            }
+        }
     }
     void serve() {
-        int64_t seen = 0;
         std::unique_lock<std::mutex> hold(mutex);
         for (;;) {
-            begin.wait(hold, [&] { return closing || turn != seen; });
-            if (closing) return;
-            seen = turn;
+            begin.wait(hold, [&] { return closing || !jobs.empty(); });
+            if (jobs.empty()) return;
+            auto job = jobs.front();
             hold.unlock();
-            take();
+            take(*job);
             hold.lock();
-            if (--busy == 0) over.notify_one();
+            if (!jobs.empty() && jobs.front() == job) jobs.pop_front();
         }
     }
     std::vector<std::thread> workers;
-    std::mutex mutex, one_at_a_time;
+    std::deque<std::shared_ptr<Job>> jobs;  // of which some blocks may be left to take
+    std::mutex mutex;
     std::condition_variable begin, over;
-    const std::function<void(int64_t, int64_t)>* work = nullptr;
-    std::atomic<int64_t> next{0};
-    int64_t total = 0, turn = 0;
-    int busy = 0;
     bool closing = false;
 };
+using Started = std::shared_ptr<Pool::Job>;
 
 template <class Gradient>
 inline float gradient_of(const Gradient* g, int64_t i, float scale, float sign, float l2, float w) {
@@ -169,14 +188,16 @@ void plain(float* __restrict w, const Gradient* __restrict g, float*, float*, Ou
     }
 }
 
+using Numbers = std::array<float, 10>;
+
 template <class Gradient, class Out>
-void update(Pool* pool, int rule, float* w, const Gradient* g, float* m, float* v, Out* out, float scale, const float* n, int64_t count) {
+Started update(Pool* pool, int rule, float* w, const Gradient* g, float* m, float* v, Out* out, float scale, Numbers n, int64_t count) {
     auto formula = rule == 0 ? adam<Gradient, Out> : rule == 1 ? momentum<Gradient, Out> : plain<Gradient, Out>;
-    pool->run(count, [=](int64_t start, int64_t stop) {
+    return pool->start(count, [=](int64_t start, int64_t stop) {
         alignas(64) Out results[RUN];
         for (int64_t i = start; i < stop; i += RUN) {
             const int64_t many = i + RUN < stop ? RUN : stop - i;
-            formula(w + i, g + i, m ? m + i : m, v ? v + i : v, results, scale, n, many);
+            formula(w + i, g + i, m ? m + i : m, v ? v + i : v, results, scale, n.data(), many);
             write_past_caches(out ? out + i : out, results, many);
         }
         end_of_writes();
@@ -184,10 +205,10 @@ void update(Pool* pool, int rule, float* w, const Gradient* g, float* m, float* 
 }
 
 template <class Gradient>
-void update_out(Pool* pool, int rule, float* w, const Gradient* g, float* m, float* v, void* out, int out_type, float scale, const float* n, int64_t count) {
-    if (out_type == 0) update(pool, rule, w, g, m, v, (float*)out, scale, n, count);
-    else if (out_type == 1) update(pool, rule, w, g, m, v, (Bf16*)out, scale, n, count);
-    else update(pool, rule, w, g, m, v, (Nothing*)nullptr, scale, n, count);
+Started update_out(Pool* pool, int rule, float* w, const Gradient* g, float* m, float* v, void* out, int out_type, float scale, Numbers n, int64_t count) {
+    if (out_type == 0) return update(pool, rule, w, g, m, v, (float*)out, scale, n, count);
+    if (out_type == 1) return update(pool, rule, w, g, m, v, (Bf16*)out, scale, n, count);
+    return update(pool, rule, w, g, m, v, (Nothing*)nullptr, scale, n, count);
 }
 
 }  // namespace
@@ -197,10 +218,17 @@ extern "C" {
 void* pool_open(int threads) { return new Pool(threads); }
 void pool_close(void* pool) { delete (Pool*)pool; }
 
-// Types: 0 float, 1 bf16; for `out` also 2, none.
-void run_pass(void* pool, int rule, float* w, const void* g, int g_type, float* m, float* v, void* out, int out_type, float scale, const float* n, int64_t count) {
-    if (g_type == 0) update_out((Pool*)pool, rule, w, (const float*)g, m, v, out, out_type, scale, n, count);
-    else update_out((Pool*)pool, rule, w, (const Bf16*)g, m, v, out, out_type, scale, n, count);
+// Types: 0 float, 1 bf16; for `out` also 2, none. What comes back is for finish_pass, which waits until all of it is written.
+void* start_pass(void* pool, int rule, float* w, const void* g, int g_type, float* m, float* v, void* out, int out_type, float scale, const float* n,
+                 int64_t n_count, int64_t count) {
+    Numbers numbers{};
+    for (int64_t i = 0; i < n_count && i < int64_t(numbers.size()); ++i) numbers[size_t(i)] = n[i];
+    return new Started(g_type == 0 ? update_out((Pool*)pool, rule, w, (const float*)g, m, v, out, out_type, scale, numbers, count)
+                                   : update_out((Pool*)pool, rule, w, (const Bf16*)g, m, v, out, out_type, scale, numbers, count));
+}
+void finish_pass(void* pool, void* started) {
+    ((Pool*)pool)->finish(*(Started*)started);
+    delete (Started*)started;
 }
 
 }

@@ -15,8 +15,8 @@ import shutil
 import subprocess
 import tempfile
 import weakref
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -34,7 +34,8 @@ _log = logging.getLogger(__name__)
 
 
 class CpuPass:
-    """The compiled pass and the threads it runs on. Several callers take turns."""
+    """The compiled pass and the threads it runs on. Several callers take turns, and one that starts the next before it waits for the last has them
+    busy all the time, however long it takes to have Python for itself again."""
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self.threads = threads
@@ -54,12 +55,31 @@ class CpuPass:
         scale: float = 1.0,
     ) -> None:
         """As rules.apply_rule; tensors are contiguous, in host memory, the gradient and `out` of fp32 or bf16."""
+        self.start(rule, numbers, weights, gradient, states, out, scale=scale)()
+
+    def start(
+        self,
+        rule: Rule,
+        numbers: Sequence[float],
+        weights: torch.Tensor,
+        gradient: torch.Tensor,
+        states: Sequence[torch.Tensor],
+        out: torch.Tensor | None = None,
+        *,
+        scale: float = 1.0,
+    ) -> Callable[[], None]:
+        """The same beside the caller, who calls what comes back, once, to wait for it."""
         addresses = [state.data_ptr() for state in states] + [None] * (2 - len(states))
-        self._library.run_pass(
+        started = self._library.start_pass(
             self._pool, RULES[rule.name], weights.data_ptr(), gradient.data_ptr(), TYPES[gradient.dtype], *addresses,
             None if out is None else out.data_ptr(), NO_OUT if out is None else TYPES[out.dtype], scale,
-            (ctypes.c_float * len(numbers))(*numbers), weights.numel(),
+            (ctypes.c_float * len(numbers))(*numbers), len(numbers), weights.numel(),
         )  # fmt: skip
+        return partial(self._finish, started, (weights, gradient, states, out))
+
+    def _finish(self, started: int, used: object) -> None:
+        """`used`: what must be there until then."""
+        self._library.finish_pass(self._pool, started)
 
     def close(self) -> None:
         self._end()
@@ -95,8 +115,9 @@ def _library() -> ctypes.CDLL | None:
     pointer, integer, long, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
     library.pool_open.argtypes, library.pool_open.restype = [integer], pointer
     library.pool_close.argtypes, library.pool_close.restype = [pointer], None
-    library.run_pass.argtypes = [pointer, integer, pointer, pointer, integer, pointer, pointer, pointer, integer, real, pointer, long]
-    library.run_pass.restype = None
+    library.start_pass.argtypes = [pointer, integer, pointer, pointer, integer, pointer, pointer, pointer, integer, real, pointer, long, long]
+    library.start_pass.restype = pointer
+    library.finish_pass.argtypes, library.finish_pass.restype = [pointer, pointer], None
     return library
 
 

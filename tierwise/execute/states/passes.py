@@ -25,6 +25,10 @@ CHECKED_ELEMENTS = 100_003
 MEASURED_ELEMENTS = 1 << 25  # 0.9 GB: far past every cache
 
 
+def is_over() -> None:
+    """There is nothing to wait for."""
+
+
 class Passes:
     """The formulas on the host and on one device. `threads`: how many the host's pass may use, by default all cores but one; `cpus`: which
     processors they run on, such as those of one NUMA node."""
@@ -50,13 +54,28 @@ class Passes:
         *,
         scale: float = 1.0,
     ) -> None:
+        self.start(rule, numbers, weights, gradient, states, out, scale=scale)()
+
+    def start(
+        self,
+        rule: Rule,
+        numbers: Sequence[float],
+        weights: torch.Tensor,
+        gradient: torch.Tensor,
+        states: Sequence[torch.Tensor],
+        out: torch.Tensor | None = None,
+        *,
+        scale: float = 1.0,
+    ) -> Callable[[], None]:
+        """On the host beside the caller, if it is compiled; what comes back waits for it."""
         run: Run = apply_rule
         if weights.device.type == "cuda":
             if self._on_card is not None and self._on_card[1](gradient, out):
                 run = self._on_card[0]
         elif self.host is not None and can_run(gradient, out):
-            run = self.host
+            return self.host.start(rule, numbers, weights, gradient, states, out, scale=scale)
         run(rule, numbers, weights, gradient, states, out, scale=scale)
+        return is_over
 
     def words(self) -> str:
         host = "op by op" if self.host is None else f"compiled, {self.host.threads} threads"

@@ -19,7 +19,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -550,5 +550,7 @@ class Nothing:
     def settle(self, group: int, step: int) -> Any:
         raise NotImplementedError
 
-    def run(self, *args: Any) -> None:
+    def run(self, *args: Any) -> NoReturn:
         raise NotImplementedError
+
+    start = run

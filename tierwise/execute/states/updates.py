@@ -9,8 +9,9 @@ An update on a lane is pending until somebody needs the parameter: the unit's ne
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from ..device import CudaDevice, Device, Direction, waited_here
-from ..host_pool import HostPool
+from ..host_pool import Block, HostPool
 from ..lanes import Event, Lane, Signal, Turns, already
 from .arithmetic import Arithmetic, Piece
 from .backlog import Backlog
@@ -203,6 +204,12 @@ class Updates:
         self._rings.clear()
         self.staging = None
 
+    def copier(self, place: str) -> Device:
+        return self._copiers[place]
+
+    def give_bounce(self, bounce: Block, after: Event) -> None:
+        self._rings["bounce cpu"].give(bounce, after)
+
     # -- on the device ----------------------------------------------------------------------------------------------------------------
 
     def _on_device(self, home: Stored, job: Job) -> None:
@@ -220,17 +227,22 @@ class Updates:
     def _on_cpu(self, home: Stored, job: Job, needed: int = 0) -> Event:
         """Between chunks it lets in what is needed before it, unless it has some in buffers already that others may want."""
         assert home.chunks is not None and home.gradients is not None
-        last: Event = already()
         for event in job.arrivals:
             event.wait()
         gradient = home.gradients.flat
         if isinstance(self.arithmetic, Whole):
             return self._whole_on_cpu(home, job, self.arithmetic)
-        direct = home.has_master and home.parameters is None and home.dtype == home.unit.dtype  # the master itself can be copied
         others = None if DiskChunks in (type(home.chunks), type(home.parameters)) else self._backlog
+        under_way = _UnderWay(self, home, job)
+        with contextlib.closing(under_way):
+            self._chunks_on_cpu(home, job, gradient, others, needed, under_way)
+            return under_way.finish()
+
+    def _chunks_on_cpu(self, home: Stored, job: Job, gradient: torch.Tensor, others: Backlog | None, needed: int, under_way: _UnderWay) -> None:
+        assert home.chunks is not None
         for index, chunk, parts in self._walk(home, job):
             if others is not None:
-                others.let_in(needed)
+                others.let_in(needed, under_way.finish)
             arrays, after = home.chunks.take(index)
             for event in after:
                 event.wait()
@@ -240,10 +252,11 @@ class Updates:
                 for event in after:
                     event.wait()
                 out = fresh[0]
-            elif not direct:
+            elif not under_way.is_direct:
                 bounce = self._rings["bounce cpu"].next()
                 out = bounce.bytes.view(home.unit.dtype)[: chunk.stop - chunk.start]
             rows = arrays[1:] if home.has_master else arrays
+            pieces = []
             for run, part in parts:
                 here = slice(part.start - chunk.start, part.stop - chunk.start)
                 if home.has_master:
@@ -251,22 +264,10 @@ class Updates:
                 else:
                     assert out is not None
                     weights, made = out[here], None
-                self.arithmetic.run([Piece(run.settled, weights, gradient[part], [row[here] for row in rows], made, _number(run.factor))])
-            if home.parameters is not None:
-                home.parameters.give(index, already())
-                home.chunks.give(index, already())
-                continue
-            block = home.chunks.block(index) if bounce is None else bounce
-            for slot, piece in home.unit.pieces(chunk):
-                if slot in job.slots:
-                    size = home.unit.dtype.itemsize
-                    span = slice((piece.start - chunk.start) * size, (piece.stop - chunk.start) * size)
-                    there = job.targets[slot][piece.start - slot.offset : piece.stop - slot.offset].view(torch.uint8)
-                    last = copy_block(self._copiers["cpu"], Direction.IN, block, span, there, after=(job.ready,))
-            home.chunks.give(index, last if bounce is None else already())
-            if bounce is not None:
-                self._rings["bounce cpu"].give(bounce, last)
-        return last
+                pieces.append(Piece(run.settled, weights, gradient[part], [row[here] for row in rows], made, _number(run.factor)))
+            # Before the one before is waited for, so that the processors always have some.
+            under_way.put(self.arithmetic.start(pieces), index, chunk, bounce)
+            under_way.finish(but=0 if others is None else 1)
 
     def _whole_on_cpu(self, home: Stored, job: Job, arithmetic: Whole) -> Event:
         assert home.chunks is not None and home.gradients is not None
@@ -379,6 +380,49 @@ class Updates:
                 if home.parameters is not None:
                     home.parameters.start(index, rings[1], fresh=_makes_all(home, chunk, parts))
             yield item
+
+
+class _UnderWay:
+    """Chunks of an update that the cpu works on, and when what it made of those before is where it belongs."""
+
+    def __init__(self, updates: Updates, home: Stored, job: Job) -> None:
+        self._updates, self._home, self._job = updates, home, job
+        self.is_direct = home.has_master and home.parameters is None and home.dtype == home.unit.dtype  # the master itself can be copied
+        self._last: Event = already()
+        self._chunks: deque[tuple[Callable[[], None], int, slice, Block | None]] = deque()
+
+    def put(self, started: Callable[[], None], index: int, chunk: slice, bounce: Block | None) -> None:
+        self._chunks.append((started, index, chunk, bounce))
+
+    def finish(self, but: int = 0) -> Event:
+        """Wait for all but so many, and send what they made."""
+        while len(self._chunks) > but:
+            started, index, chunk, bounce = self._chunks.popleft()
+            started()
+            self._send(index, chunk, bounce)
+        return self._last
+
+    def close(self) -> None:
+        """After a failure: nobody writes any more."""
+        while self._chunks:
+            self._chunks.popleft()[0]()
+
+    def _send(self, index: int, chunk: slice, bounce: Block | None) -> None:
+        home, job = self._home, self._job
+        assert home.chunks is not None
+        if home.parameters is not None:
+            home.parameters.give(index, already())
+            home.chunks.give(index, already())
+            return
+        block, size = home.chunks.block(index) if bounce is None else bounce, home.unit.dtype.itemsize
+        for slot, piece in home.unit.pieces(chunk):
+            if slot in job.slots:
+                span = slice((piece.start - chunk.start) * size, (piece.stop - chunk.start) * size)
+                there = job.targets[slot][piece.start - slot.offset : piece.stop - slot.offset].view(torch.uint8)
+                self._last = copy_block(self._updates.copier("cpu"), Direction.IN, block, span, there, after=(job.ready,))
+        home.chunks.give(index, self._last if bounce is None else already())
+        if bounce is not None:
+            self._updates.give_bounce(bounce, self._last)
 
 
 class _Staged:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -31,7 +31,10 @@ class Whole:
         settings = {key: value for key, value in self._optimizer.param_groups[group].items() if key != "params"}
         return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in settings.items()}
 
-    def run(self, pieces: Any) -> None:
+    def run(self, pieces: Any) -> NoReturn:
+        raise NotImplementedError("whole parameters are updated by run_unit")
+
+    def start(self, pieces: Any) -> NoReturn:
         raise NotImplementedError("whole parameters are updated by run_unit")
 
     def run_unit(self, settled: Mapping[Slot, Any], weights: Mapping[Slot, torch.Tensor], gradients: Mapping[Slot, torch.Tensor]) -> None:
