@@ -112,9 +112,9 @@ def test_a_range_of_mixes_promises_no_less_than_any_in_it():
 
 def test_nothing_is_updated_between_the_last_blocks_forward_and_its_backward():
     """All moments must leave but for a few bytes, for a cpu that takes 10 seconds for each: 40, and 4 in which the last block goes there, the loss is
-    taken, and it comes back. Beside copies the cpu has 0.81 of its rate."""
+    taken, and it comes back. Beside copies the cpu has 0.86 of its rate."""
     question = with_heavy_state(menu_with_moments(4, hbm=115, cpu_seconds=10.0), 1e9, CPU)
-    assert least_seconds(question, "backward") == pytest.approx(40 / 0.81 + 4, rel=0.01)
+    assert least_seconds(question, "backward") == pytest.approx(40 / 0.86 + 4, rel=0.01)
 
 
 def test_what_the_cpu_makes_comes_and_what_lives_elsewhere_comes_again():

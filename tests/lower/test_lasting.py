@@ -62,19 +62,19 @@ def test_shared_parameters_stay_where_the_state_leaves():
 @pytest.mark.parametrize(
     ("busy", "update", "cpu_share", "out", "into"),
     [
-        ((1, 0), "backward", 0.81, 0.8, 0.7),
+        ((1, 0), "backward", 0.86, 0.8, 0.7),
         ((0, 1), "backward", 1.0, 0.85, 0.85),
-        ((7.5, 6.7), "backward", 0.75, 0.67, 0.67),
-        ((30.0, 6.7), "backward", 0.78, 0.7675, 0.6925),
-        ((7.5, 26.8), "backward", 0.75, 0.805, 0.805),
+        ((8.0, 6.4), "backward", 0.8, 0.64, 0.64),
+        ((32.0, 6.4), "backward", 0.83, 0.76, 0.685),
+        ((8.0, 25.6), "backward", 0.8, 0.7975, 0.7975),
         ((6.6, 6.2), "after", 0.66, 0.62, 0.62),
         ((26.4, 6.2), "after", 0.765, 0.755, 0.68),
         ((0, 0), "after", 1, 1, 1),
     ],
 )
 def test_host_memory_is_shared(busy, update, cpu_share, out, into):
-    """Beside copies the cpu updates at 0.81 of its rate, beside streamed state in backward at 0.75, and then the link has 0.67: what takes 7.5 and
-    6.7 seconds alone takes 10 each. The cpu that is busy for a quarter of the link's time is in its way for a quarter of it; the other way round a
+    """Beside copies the cpu updates at 0.86 of its rate, beside streamed state in backward at 0.8, and then the link has 0.64: what takes 8 and
+    6.4 seconds alone takes 10 each. The cpu that is busy for a quarter of the link's time is in its way for a quarter of it; the other way round a
     quarter does half of the harm in backward."""
     before = problem()
     after = shared(before, *busy, update=update)

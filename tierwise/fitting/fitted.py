@@ -42,7 +42,7 @@ from .returned import Returned
 from .runnable import kept, region_plans, sent_bytes
 from .saved import holds_output
 from .settings import Settings, limited
-from .sweeping import swept
+from .sweeping import LOOKED, swept
 from .trials import Trials
 from .verify import verify_step
 
@@ -262,7 +262,8 @@ class Fitted:
             return
         del self.plans[key]
         self._has_plans_left_behind = True
-        go_on = trials.look(plan, seconds, measured, lambda other: self._fixed() is None or not self.lasting.differs(other.program))
+        with swept(LOOKED):
+            go_on = trials.look(plan, seconds, measured, lambda other: self._fixed() is None or not self.lasting.differs(other.program))
         if go_on is not None:
             self.plans[key] = go_on
         else:

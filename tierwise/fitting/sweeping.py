@@ -11,7 +11,7 @@ import gc
 import time
 from collections.abc import Iterator
 
-LONG = 1.0  # seconds; whoever was done sooner has left little
+LONG, LOOKED = 1.0, 0.3  # seconds, of planning and of looking at a step that was recorded; whoever was done sooner has left little
 
 
 @contextlib.contextmanager

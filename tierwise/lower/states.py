@@ -19,15 +19,14 @@ WITHIN = 1e12  # bytes a second from the device, or host memory, to buffers of w
 # Host memory is shared. Measured on an H200's host (benchmarks/cases/sharing.py): the cpu updates 4.8 G parameters a second with nothing beside it,
 # 4.2 beside plain copies both ways, 3.7 with gradients leaving and parameters coming. Of 55 GB/s a link carries 50 each way when both are busy, 46
 # with updates between them; beside the cpu 36 to 40 in and 40 to 52 out. With updates both here and there, in traces of training steps: after
-# backward 3.1 to 3.4 G a second on the cpu and 33 GB/s in; in backward 36 to 39, and 0.73 to 0.87 of the cpu's rate alone in nine steps of as many
-# mixes on two hosts, counted over the time in which it updates anything. By these numbers 37 steps of several mixes on several hosts are predicted
-# to 2.8% in the mean square. Together 135 to 170 GB/s of host memory.
-CPU_BESIDE_COPIES = {"after": 0.8, "backward": 0.81}
-CPU_BESIDE_UPDATES = {"after": 0.66, "backward": 0.75}
+# backward 3.1 to 3.4 G a second on the cpu and 33 GB/s in; in backward 33 to 37 in, and 0.77 to 0.88 of the cpu's rate alone, counted over the time
+# in which it updates anything, since it always has the next chunk (0.73 to 0.87, and 36 to 39 GB/s, before). Together 135 to 170 GB/s.
+CPU_BESIDE_COPIES = {"after": 0.8, "backward": 0.86}
+CPU_BESIDE_UPDATES = {"after": 0.66, "backward": 0.8}
 HARM = {"after": 1.0, "backward": 0.5}  # the power by which a share of the time counts
 BOTH_WAYS = 0.85
 OUT_BESIDE_CPU, IN_BESIDE_CPU = 0.8, 0.7
-UPDATES_BESIDE_CPU = {"after": 0.62, "backward": 0.67}
+UPDATES_BESIDE_CPU = {"after": 0.62, "backward": 0.64}
 OTHERS_AFTER = 0.85  # of the link's rate, for what is no state: half of it moves in backward, when no update after backward runs
 TIER_OF = {"host": "dram", "nvme": "nvme"}
 Takes = Callable[[Mapping[str, Placement]], tuple[int, int]]  # of the device all the time, and of host memory in all, for state in these places
