@@ -162,7 +162,7 @@ def test_plans_that_turn_out_slower_give_way_to_the_fastest(monkeypatch, caplog)
     monkeypatch.setattr(fitted.Fitted, "measured", property(lambda found: replace(found.current.predicted, spans=())))
     model = tower()
     with caplog.at_level(logging.WARNING, "tierwise"), fitting(model, budget="800KiB"):
-        for _ in range(9):
+        for _ in range(12):
             trained(three_steps, model)
         first, _, third = seen
         assert plan_of(model).program == first.program and plan_of(model).corrections == third.corrections == 2
@@ -178,7 +178,7 @@ def test_state_does_not_move_for_a_plan_made_again(monkeypatch):
     monkeypatch.setattr(fitted.Fitted, "_other_bytes", lambda found, prepared: sum(other))
     model, optimizer = model_and_optimizer()
     with fitting(model, optimizer=optimizer, budget="1200KiB") as found:
-        for number in range(10):
+        for number in range(14):
             model(**batch(number)).backward()
             optimizer.step()
             optimizer.zero_grad()

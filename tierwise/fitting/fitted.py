@@ -51,7 +51,7 @@ LEARNS_ON = {"cuda"}  # the null device's times are guesses, and nobody's concer
 AGAIN_SECONDS = 3.0  # of planning in the middle of a training
 WORTH_PLANNING = 0.01  # of the budget: what is gained by planning again
 LEAST_TIGHTENING = 0.03  # of the budget: what a plan that ran out of memory is made tighter by, at least
-MOST_TIGHTENINGS = 2  # since memory is full of holes
+FULL_STEPS, MOST_TIGHTENINGS = 3, 2  # steps one after the other in which the allocator gave memory back; and since memory is full of holes
 _log = logging.getLogger("tierwise")
 
 
@@ -118,12 +118,15 @@ class Fitted:
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
         """The plan for calls of this shape, made now if there is none."""
-        key = self._key(args, kwargs)
+        with swept():
+            return self._prepared(self._key(args, kwargs), args, kwargs)
+
+    def _prepared(self, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
         if key not in self.plans:
             cards = [self.device.torch_device] if self.device.torch_device.type == "cuda" else []
             anomalies = torch.autograd.set_detect_anomaly(False)
             # what is traced has no numbers to look at
-            with swept(), torch.random.fork_rng(devices=cards), anomalies, self.lasting.unguarded(), Elsewhere() as elsewhere:
+            with torch.random.fork_rng(devices=cards), anomalies, self.lasting.unguarded(), Elsewhere() as elsewhere:
                 made = self._made_for(key, args, kwargs, elsewhere)
                 self.plans[key] = self._trials[key].choose(made) if key in self._trials else made
         self.current = self.plans[key]
@@ -285,7 +288,7 @@ class Fitted:
         self._given_back, self._steps_that_gave_back = given_back, self._steps_that_gave_back + 1 if given_back > before else 0
         if self.current is None:
             return
-        if self._steps_that_gave_back >= TIMED_STEPS and not shortages and self._tightenings < MOST_TIGHTENINGS:
+        if self._steps_that_gave_back >= FULL_STEPS and not shortages and self._tightenings < MOST_TIGHTENINGS:
             self._tighten(int(LEAST_TIGHTENING * self.settings.budget_bytes))
             return
         if not (shortages or self.device.out_of_memory_count() > self._refusals):
