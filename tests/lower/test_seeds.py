@@ -15,7 +15,7 @@ from tierwise.lower.states import state_units
 
 def seeds(question, update="backward"):
     units = state_units(question.problem.graph, question.homes)
-    found = Seeds(question, units, Splits(question, units, {}, update), Facts.of(question), update, 0.0)
+    found = Seeds(question, Splits(question, units, {}, update), Facts.of(question), update, 0.0)
     return list(found.within(question.problem.budget_bytes).items())
 
 

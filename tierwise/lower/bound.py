@@ -22,7 +22,7 @@ from ..ir import ON_DEVICE, Menu, Phase
 from ..policies._milp import Program, Solution
 from .choose import with_budget
 from .facts import Facts
-from .states import OTHERS_AFTER, Takes, shares, streaming_seconds
+from .states import OTHERS_AFTER, Takes, shares
 
 BUDGET = 10.0  # what the budget is in the linear program, where bytes shall be of the size of seconds
 NARROW, EXACT = 1 / 64, 1e-6  # a range of how updates are shared that is not divided again; and what is none
@@ -85,12 +85,17 @@ def _least_seconds(menu: Menu, update: str, facts: Facts, moved: float = 1.0) ->
     return best_lines(menu, update, facts, moved)[0]
 
 
+def has_own_pace(menu: Menu) -> bool:
+    """Whether updates do not depend on who shares them: those of what comes from a disk."""
+    return any(home.state == "nvme" for found in menu.homes.values() for home in found)
+
+
 def best_lines(menu: Menu, update: str, facts: Facts, moved: float = 1.0) -> tuple[float, Bound]:
     """The least seconds, and the lines of which these are."""
     homes = [home for found in menu.homes.values() for home in found]
     alone = Bound(menu, update, facts=facts, moved=moved)
-    if any(home.state == "nvme" for home in homes) or all(home.update == "device" for home in homes):
-        return alone.least(), alone  # updates of what comes from a disk have their own pace
+    if has_own_pace(menu) or all(home.update == "device" for home in homes):
+        return alone.least(), alone
     on_cpu, streamed, _ = alone.shares
     nowhere_else = alone.lines.solve(fixed={on_cpu: 0.0, streamed: 0.0}).objective
     ranges = [(0.0, 0.0, 1.0, alone)]  # by what is promised, the whole first; no two begin at the same share
@@ -107,9 +112,9 @@ def best_lines(menu: Menu, update: str, facts: Facts, moved: float = 1.0) -> tup
 
 def with_updates(menu: Menu, update: str, facts: Facts, on_cpu: float, streamed: float) -> Best | None:
     """What there is in the least time with so much of the state updated there; None: that does not fit."""
-    problem, updates = menu.problem, [op for unit in facts.units for op in unit.updates]
-    alone = sum(problem.costs.op_seconds.get((op, "cpu"), 0.0) for op in updates) * on_cpu
-    part = alone / max(alone + streamed * sum(streaming_seconds(problem, problem.graph.ops[op]) for op in updates), 1e-12)
+    costs = menu.problem.costs.op_seconds
+    alone = on_cpu * sum(costs.get((op, "cpu"), 0.0) for unit in facts.units for op in unit.updates)
+    part = alone / max(alone + streamed * facts.streaming_seconds, 1e-12)
     return Bound(menu, update, mix_between(max(0.0, part - EXACT), min(1.0, part + EXACT), update), facts=facts).with_updates(on_cpu, streamed)
 
 
@@ -234,11 +239,9 @@ class Bound:
             self._below({disk: busy, **self.whole}, 0.0)
 
     def _share(self, mix: Mix) -> None:
-        problem = self.menu.problem
-        stream_seconds = sum(streaming_seconds(problem, problem.graph.ops[op]) for unit in self.facts.units for op in unit.updates)
         on_cpu, streamed, _ = self.shares
-        self._below({on_cpu: (mix.least - 1) * self.cpu_seconds, streamed: mix.least * stream_seconds}, 0.0)
-        self._below({on_cpu: (1 - mix.most) * self.cpu_seconds, streamed: -mix.most * stream_seconds}, 0.0)
+        self._below({on_cpu: (mix.least - 1) * self.cpu_seconds, streamed: mix.least * self.facts.streaming_seconds}, 0.0)
+        self._below({on_cpu: (1 - mix.most) * self.cpu_seconds, streamed: -mix.most * self.facts.streaming_seconds}, 0.0)
 
     def _carried(self, terms: Terms, part: Terms, rate: float) -> None:
         """So much fits through the link in a part of the step."""

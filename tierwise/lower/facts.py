@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ..ir import Choice, Menu, Phase, Role
 from .choose import hull, keep_everything
 from .image import Image, image
-from .states import StateUnit, state_units
+from .states import StateUnit, state_units, streaming_seconds
 
 SPANS = 4  # modules that are asked how long nothing is updated: those for which that is longest
 
@@ -42,14 +42,17 @@ class Facts:
     back: Back
     classes: list[tuple[int, tuple[Choice, ...], int]]
     spans: list[tuple[float, float]]
+    streaming_seconds: float  # of the link, for all state on its way through the device, alone
 
     @classmethod
     def of(cls, menu: Menu) -> Facts:
         made = image(menu, keep_everything(menu))
-        units = state_units(menu.problem.graph, menu.homes)
+        problem, units = menu.problem, state_units(menu.problem.graph, menu.homes)
+        streaming = sum(streaming_seconds(problem, problem.graph.ops[op]) for unit in units for op in unit.updates)
         return cls(
-            units, _outside_seconds(menu, made), _at_the_turn(menu, made), _going_back(menu, made), _classes(menu, made), _spans(menu, made, units)
-        )
+            units, _outside_seconds(menu, made), _at_the_turn(menu, made), _going_back(menu, made), _classes(menu, made), _spans(menu, made, units),
+            streaming,
+        )  # fmt: skip
 
 
 def _at_the_turn(menu: Menu, made: Image) -> Turn:

@@ -275,7 +275,7 @@ class _Search:
     @cached_property
     def _seeds(self) -> dict[Split, bool]:
         """And whether activations are sent in them."""
-        return Seeds(self.menu, self.units, self.splits, self.facts, self.update, float(self.may_hold)).within(self._room)
+        return Seeds(self.menu, self.splits, self.facts, self.update, float(self.may_hold)).within(self._room)
 
     def _send(self) -> None:
         """With activations sent, where the linear programs send some."""

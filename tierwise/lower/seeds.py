@@ -7,15 +7,13 @@ plan, and takes a hundredth of the time; so all numbers near its shares are put 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..ir import Menu
-from .bound import Best, best_lines, with_updates
+from .bound import Best, best_lines, has_own_pace, with_updates
 from .choose import with_budget
 from .facts import Facts
 from .splits import Split, Splits
-from .states import StateUnit
 
 LESS = {0.0: 2, 0.1: 2, 0.2: 1}  # of the memory, as whole plans know of more that takes some; and how many of the best in it
 NEAR = 2  # modules more or fewer
@@ -26,7 +24,6 @@ SENDS = 0.02  # of the memory: so much leaves where sending is of use
 @dataclass(frozen=True, slots=True)
 class Seeds:
     menu: Menu
-    units: Sequence[StateUnit]
     splits: Splits
     facts: Facts
     update: str
@@ -43,13 +40,12 @@ class Seeds:
         return found
 
     def _near(self, menu: Menu) -> list[tuple[Split, Best]]:
-        count = len(self.units)
-        lines = best_lines(menu, self.update, self.facts)[1]
-        free = lines.best()
+        count = len(self.facts.units)
+        free = best_lines(menu, self.update, self.facts)[1].best()
         if free is None:
             return []
         away, streamed = (free.on_cpu + free.streamed) * count, free.streamed * count
-        if any(home.state == "nvme" for homes in menu.homes.values() for home in homes):  # whose updates have their own pace
+        if has_own_pace(menu):
             return [(self._split(math.ceil(away - ROUNDED), free.elsewhere, streamed / max(away, ROUNDED)), free)]
         found = []
         for state in _whole(away, count):
@@ -61,13 +57,14 @@ class Seeds:
         return found
 
     def _split(self, state: int, elsewhere: float, streamed: float) -> Split:
-        return Split(state, min(state, math.ceil(elsewhere * len(self.units) - ROUNDED)), streamed, self.held)
+        return Split(state, min(state, math.ceil(elsewhere * len(self.facts.units) - ROUNDED)), streamed, self.held)
 
     def _updated(self, split: Split) -> tuple[float, float]:
         """Of all state, what is updated on the cpu and what passes through the device."""
-        states, whole = self.splits.states(split) or {}, max(1, sum(unit.state_bytes for unit in self.units))
+        states, units = self.splits.states(split) or {}, self.facts.units
+        whole = max(1, sum(unit.state_bytes for unit in units))
         parts = {"cpu": 0, "streamed": 0, "device": 0}
-        for unit in self.units:
+        for unit in units:
             if unit.path in states:
                 parts[states[unit.path].update] += unit.state_bytes
         return parts["cpu"] / whole, parts["streamed"] / whole

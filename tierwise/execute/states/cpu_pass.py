@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -43,19 +44,9 @@ class CpuPass:
         self._pool = library.pool_open(threads)
         self._end = weakref.finalize(self, _close_pool, library, self._pool, os.getpid())
 
-    def __call__(
-        self,
-        rule: Rule,
-        numbers: Sequence[float],
-        weights: torch.Tensor,
-        gradient: torch.Tensor,
-        states: Sequence[torch.Tensor],
-        out: torch.Tensor | None = None,
-        *,
-        scale: float = 1.0,
-    ) -> None:
-        """As rules.apply_rule; tensors are contiguous, in host memory, the gradient and `out` of fp32 or bf16."""
-        self.start(rule, numbers, weights, gradient, states, out, scale=scale)()
+    def __call__(self, *args: Any, **options: Any) -> None:
+        """What `start` does, and over when this returns."""
+        self.start(*args, **options)()
 
     def start(
         self,
@@ -68,7 +59,8 @@ class CpuPass:
         *,
         scale: float = 1.0,
     ) -> Callable[[], None]:
-        """The same beside the caller, who calls what comes back, once, to wait for it."""
+        """As rules.apply_rule, beside the caller, who calls what comes back, once, to wait for it; tensors are contiguous, in host memory, the
+        gradient and `out` of fp32 or bf16."""
         addresses = [state.data_ptr() for state in states] + [None] * (2 - len(states))
         started = self._library.start_pass(
             self._pool, RULES[rule.name], weights.data_ptr(), gradient.data_ptr(), TYPES[gradient.dtype], *addresses,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -43,18 +44,9 @@ class Passes:
             self.host = None
         self._on_card = _checked_cuda_pass(device) if compiled and device.type == "cuda" else None
 
-    def __call__(
-        self,
-        rule: Rule,
-        numbers: Sequence[float],
-        weights: torch.Tensor,
-        gradient: torch.Tensor,
-        states: Sequence[torch.Tensor],
-        out: torch.Tensor | None = None,
-        *,
-        scale: float = 1.0,
-    ) -> None:
-        self.start(rule, numbers, weights, gradient, states, out, scale=scale)()
+    def __call__(self, *args: Any, **options: Any) -> None:
+        """What `start` does, and over when this returns."""
+        self.start(*args, **options)()
 
     def start(
         self,
@@ -67,7 +59,7 @@ class Passes:
         *,
         scale: float = 1.0,
     ) -> Callable[[], None]:
-        """On the host beside the caller, if it is compiled; what comes back waits for it."""
+        """As rules.apply_rule; on the host beside the caller, if it is compiled. What comes back waits for it."""
         run: Run = apply_rule
         if weights.device.type == "cuda":
             if self._on_card is not None and self._on_card[1](gradient, out):

@@ -204,12 +204,6 @@ class Updates:
         self._rings.clear()
         self.staging = None
 
-    def copier(self, place: str) -> Device:
-        return self._copiers[place]
-
-    def give_bounce(self, bounce: Block, after: Event) -> None:
-        self._rings["bounce cpu"].give(bounce, after)
-
     # -- on the device ----------------------------------------------------------------------------------------------------------------
 
     def _on_device(self, home: Stored, job: Job) -> None:
@@ -233,7 +227,8 @@ class Updates:
         if isinstance(self.arithmetic, Whole):
             return self._whole_on_cpu(home, job, self.arithmetic)
         others = None if DiskChunks in (type(home.chunks), type(home.parameters)) else self._backlog
-        under_way = _UnderWay(self, home, job)
+        is_direct = home.parameters is not None or (home.has_master and home.dtype == home.unit.dtype)  # the master itself can be copied
+        under_way = _UnderWay(home, job, self._copiers["cpu"], None if is_direct else self._rings["bounce cpu"])
         with contextlib.closing(under_way):
             self._chunks_on_cpu(home, job, gradient, others, needed, under_way)
             return under_way.finish()
@@ -252,8 +247,8 @@ class Updates:
                 for event in after:
                     event.wait()
                 out = fresh[0]
-            elif not under_way.is_direct:
-                bounce = self._rings["bounce cpu"].next()
+            elif under_way.bounces is not None:
+                bounce = under_way.bounces.next()
                 out = bounce.bytes.view(home.unit.dtype)[: chunk.stop - chunk.start]
             rows = arrays[1:] if home.has_master else arrays
             pieces = []
@@ -385,9 +380,8 @@ class Updates:
 class _UnderWay:
     """Chunks of an update that the cpu works on, and when what it made of those before is where it belongs."""
 
-    def __init__(self, updates: Updates, home: Stored, job: Job) -> None:
-        self._updates, self._home, self._job = updates, home, job
-        self.is_direct = home.has_master and home.parameters is None and home.dtype == home.unit.dtype  # the master itself can be copied
+    def __init__(self, home: Stored, job: Job, copier: Device, bounces: Ring | None) -> None:
+        self._home, self._job, self._copier, self.bounces = home, job, copier, bounces
         self._last: Event = already()
         self._chunks: deque[tuple[Callable[[], None], int, slice, Block | None]] = deque()
 
@@ -419,10 +413,10 @@ class _UnderWay:
             if slot in job.slots:
                 span = slice((piece.start - chunk.start) * size, (piece.stop - chunk.start) * size)
                 there = job.targets[slot][piece.start - slot.offset : piece.stop - slot.offset].view(torch.uint8)
-                self._last = copy_block(self._updates.copier("cpu"), Direction.IN, block, span, there, after=(job.ready,))
+                self._last = copy_block(self._copier, Direction.IN, block, span, there, after=(job.ready,))
         home.chunks.give(index, self._last if bounce is None else already())
-        if bounce is not None:
-            self._updates.give_bounce(bounce, self._last)
+        if bounce is not None and self.bounces is not None:
+            self.bounces.give(bounce, self._last)
 
 
 class _Staged:
