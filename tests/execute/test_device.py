@@ -211,6 +211,17 @@ def test_a_copy_leaves_after_the_compute_that_makes_its_bytes():
 
 
 @pytest.mark.gpu
+def test_a_turn_given_to_others_leaves_alone_what_compute_has_still_to_read():
+    device = CudaDevice()
+    numbers = [torch.zeros(1, device="cuda") for _ in range(8192)]  # every hole of their size is theirs
+    torch.cuda._sleep(500_000_000)
+    read = torch.cat(numbers)
+    del numbers[::2]
+    device.let_others(IN)
+    assert not read.any()
+
+
+@pytest.mark.gpu
 def test_a_refused_pin_leaves_no_error_behind():
     device = CudaDevice()
     assert "cudaHostRegister" in device.pin(0, 4096)

@@ -180,6 +180,8 @@ class _Turn:
 
     def __init__(self, device: torch.device) -> None:
         self._aside, self._little = torch.cuda.Stream(device), torch.zeros(1, device=device)
+        # Whoever had these bytes before may still be read by compute that is issued and has not run: they are this stream's after that.
+        self._aside.wait_stream(torch.cuda.current_stream(device))
 
     def over(self, stream: torch.cuda.Stream) -> None:
         self._aside.wait_event(CudaEvent(stream).raw)
