@@ -187,6 +187,7 @@ def test_compute_waits_for_a_copy_and_the_host_does_not():
     device = CudaDevice()
     pool = HostPool(32 * MIB, device)
     host, there = pool.allocate(32 * MIB).bytes.fill_(1), device.empty(32 * MIB)
+    there.sum(dtype=torch.int64).item()  # to load a kernel, the first time, waits for all that runs
     with torch.cuda.stream(device._streams[IN]):
         torch.cuda._sleep(500_000_000)  # cycles: a quarter of a second
     event = device.copy(IN, there, host, after=[device.mark()])
@@ -212,8 +213,10 @@ def test_a_copy_leaves_after_the_compute_that_makes_its_bytes():
 
 @pytest.mark.gpu
 def test_a_turn_given_to_others_leaves_alone_what_compute_has_still_to_read():
+    CudaDevice().let_others(IN)  # to load a kernel, the first time, waits for all that runs
     device = CudaDevice()
     numbers = [torch.zeros(1, device="cuda") for _ in range(8192)]  # every hole of their size is theirs
+    torch.cat(numbers)
     torch.cuda._sleep(500_000_000)
     read = torch.cat(numbers)
     del numbers[::2]

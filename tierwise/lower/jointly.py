@@ -278,9 +278,12 @@ class _Search:
         return Seeds(self.menu, self.splits, self.facts, self.update, float(self.may_hold)).within(self._room)
 
     def _send(self) -> None:
-        """With activations sent, where the linear programs send some."""
-        for split, sends in self._seeds.items():
-            if sends and self._try(split, (True,)) is None:
+        """With activations sent, where the linear programs send some. Where one of these does not fit they count on memory that is not there, so that
+        of it, and of all others, all parameters leave."""
+        fits = True
+        for split in [split for split, sends in self._seeds.items() if sends]:
+            fits = fits and self._try(split, (True,)) is not None
+            if not fits:
                 self._try(replace(split, parameters=split.state), (True,))
 
     def _looked_at(self, seeds: Sequence[Split]) -> list[Split]:
