@@ -282,9 +282,14 @@ class _Search:
         of it, and of all others, all parameters leave."""
         fits = True
         for split in [split for split, sends in self._seeds.items() if sends]:
-            fits = fits and self._try(split, (True,)) is not None
+            found = self._try(split, (True,)) if fits else None
+            fits = found is not None
             if not fits:
-                self._try(replace(split, parameters=split.state), (True,))
+                split = replace(split, parameters=split.state)
+                found = self._try(split, (True,))
+            if found is not None:  # one more or less is a twentieth of the step, where cpu and link have no time left
+                for near in self._streamed_near(split):
+                    self._with_activations_of(near, found)
 
     def _looked_at(self, seeds: Sequence[Split]) -> list[Split]:
         """What a quick look at these and at what is near the best of them finds, the best first."""
@@ -422,8 +427,7 @@ class _Search:
             assert found is not None
             split, best = found
             near = [Split(split.state - change, split.parameters + self.exchange * change, split.streamed, split.held) for change in EXCHANGES]
-            near += [replace(split, streamed=split.streamed + change / count) for change in EXCHANGES]
-            fitting = [one for one in near if one.is_of(count)]
+            fitting = [*(one for one in near if one.is_of(count)), *self._streamed_near(split)]
             seconds = {one: chosen.seconds for one in fitting if (chosen := self._with_activations_of(one, best)) is not None}
             if not seconds:
                 return
@@ -432,8 +436,14 @@ class _Search:
             if self._best_split() == split:
                 return
 
+    def _streamed_near(self, split: Split) -> list[Split]:
+        count = len(self.units)
+        return [near for change in EXCHANGES if (near := replace(split, streamed=split.streamed + change / count)).is_of(count)]
+
     def _with_activations_of(self, split: Split, other: Chosen) -> Chosen | None:
         """A split with what was planned for another one's activations, if that fits."""
+        if split in self.borrowed and self.borrowed[split].program.calls == other.program.calls:
+            return self.borrowed[split]
         self.clock.tick()
         states = self.splits.states(split)
         passing, host = self.takes(states) if states else (0, 0)
