@@ -40,6 +40,7 @@ WORTH_IT = 0.95  # moving state must gain this much over leaving it: it takes ho
 OUT_OF_REACH = 1.03  # of what the linear program promises: so near to it no plan comes that moves state
 AS_GOOD = 1.01  # of the least that the linear program finds
 HOPELESS = 1.15  # of that
+OUT_OF_SIGHT = 1.1  # of the best plan's time: what is near it is not better
 CLEARLY = 0.99  # of another plan's time
 NEAR = 1.02  # of what no plan could beat: what is left to gain is not worth looking for
 LEAST_OF_THE_LINK = 0.02  # of its rate, where updates have it for themselves
@@ -278,18 +279,31 @@ class _Search:
         return Seeds(self.menu, self.splits, self.facts, self.update, float(self.may_hold)).within(self._room)
 
     def _send(self) -> None:
-        """With activations sent, where the linear programs send some. Where one of these does not fit they count on memory that is not there, so that
-        of it, and of all others, all parameters leave."""
+        """With activations sent, where the linear programs send some. Where one of these does not fit they count on memory that is not there: of it,
+        and of all others, all parameters leave, and then as many come back as have room."""
         fits = True
         for split in [split for split, sends in self._seeds.items() if sends]:
-            found = self._try(split, (True,)) if fits else None
-            fits = found is not None
-            if not fits:
-                split = replace(split, parameters=split.state)
-                found = self._try(split, (True,))
-            if found is not None:  # one more or less is a twentieth of the step, where cpu and link have no time left
-                for near in self._streamed_near(split):
-                    self._with_activations_of(near, found)
+            fits = fits and self._try(split, (True,)) is not None
+            split = split if fits else self._with_parameters_back(replace(split, parameters=split.state), split.parameters)
+            found = self.tried.get((split, True)) or self.borrowed.get(split)
+            if found is None:
+                continue
+            # One update more or less that passes through the device is a twentieth of the step, where cpu and link have no time left.
+            near = [chosen.seconds for one in self._streamed_near(split) if (chosen := self._with_activations_of(one, found)) is not None]
+            best = self._best()
+            if best is not None and min([found.seconds, *near]) > best[1].seconds * OUT_OF_SIGHT:
+                return
+
+    def _with_parameters_back(self, split: Split, fewest: int) -> Split:
+        """As few parameters elsewhere as that split's activations leave room for, but more than these."""
+        found, most = self._try(split, (True,)), split.parameters
+        while found is not None and most - fewest > 1:
+            middle = (fewest + most) // 2
+            if self._with_activations_of(replace(split, parameters=middle), found) is None:
+                fewest = middle
+            else:
+                most = middle
+        return replace(split, parameters=most)
 
     def _looked_at(self, seeds: Sequence[Split]) -> list[Split]:
         """What a quick look at these and at what is near the best of them finds, the best first."""
@@ -299,8 +313,7 @@ class _Search:
         first = Split(max(0, count - 2), 0, 0.0, float(self.may_hold))  # the units that the next step begins with stay
         shares = (0.0, self.balance / 2, self.balance)
         others = (replace(first, parameters=round(share * first.state), streamed=streamed) for share in HALVES for streamed in shares)
-        staying = [seed for seed, sends in self._seeds.items() if not sends]
-        for seed in (*staying, *(other for other in others if line.with_shares(*other.shares_of(count)) < least * HOPELESS), *seeds):
+        for seed in (*self._seeds, *(other for other in others if line.with_shares(*other.shares_of(count)) < least * HOPELESS), *seeds):
             if self.clock.now() < until or not looks.seconds:
                 self._look(seed)
         if not looks.seconds:  # nothing fits in which no activation leaves
@@ -442,10 +455,11 @@ class _Search:
 
     def _with_activations_of(self, split: Split, other: Chosen) -> Chosen | None:
         """A split with what was planned for another one's activations, if that fits."""
-        if split in self.borrowed and self.borrowed[split].program.calls == other.program.calls:
-            return self.borrowed[split]
-        self.clock.tick()
         states = self.splits.states(split)
+        for known in (other, self.borrowed.get(split)):
+            if known is not None and known.program.states == states and known.program.calls == other.program.calls:
+                return known
+        self.clock.tick()
         passing, host = self.takes(states) if states else (0, 0)
         if not states or host > self.host_bytes or passing >= self.menu.problem.budget_bytes:
             return None
