@@ -33,9 +33,9 @@ def seconds_of(question, program) -> float:
 def test_activations_may_count_on_less_of_the_link_than_updates_leave_of_it(monkeypatch):
     """Or on more: eight blocks in 220 bytes have a second to gain, of 32."""
     question = menu_with_moments(8, hbm=220, cpu_seconds=1.0)
-    assert choose_jointly(question, update="backward", tries=40).seconds == pytest.approx(31)
+    assert choose_jointly(question, update="backward", tries=30).seconds == pytest.approx(31)
     monkeypatch.setattr("tierwise.lower.jointly.OTHER_PARTS", ())
-    assert choose_jointly(question, update="backward", tries=40).seconds == pytest.approx(32)
+    assert choose_jointly(question, update="backward", tries=30).seconds == pytest.approx(32)
 
 
 def test_room_that_is_kept_free_is_there_while_a_plan_runs():
@@ -47,7 +47,7 @@ def test_room_that_is_kept_free_is_there_while_a_plan_runs():
     assert chosen.seconds < seconds_of(tight, chosen.program) < float("inf")
 
 
-@pytest.mark.parametrize(("hbm", "cpu_seconds", "tries", "ahead"), [(140, 1.0, 60, 1), (150, 2.0, 40, 1), (170, 2.3, 40, 2), (170, 1.5, 40, 3)])
+@pytest.mark.parametrize(("hbm", "cpu_seconds", "tries", "ahead"), [(140, 1.0, 60, 1), (150, 2.0, 40, 1), (170, 2.3, 30, 2), (170, 1.5, 30, 3)])
 def test_parameters_come_as_early_as_is_fastest(hbm, cpu_seconds, tries, ahead):
     """Nine of ten weights live elsewhere. In 140 bytes there is no room to have them earlier; a cpu that takes two seconds for each would keep the
     link waiting; else two or three regions ahead nobody waits for them. No other distance that fits is faster."""

@@ -197,9 +197,9 @@ class _Search:
             return self._closer(alone)
         if alone is not None and alone.seconds <= GOOD_ENOUGH * keeping_everything(self.menu)[0]:
             return alone
-        least, promising = self._promising()
-        if alone is not None and alone.seconds * WORTH_IT <= least * OUT_OF_REACH:
+        if alone is not None and alone.seconds * WORTH_IT <= self._line.least() * OUT_OF_REACH:
             return self._closer(alone)
+        promising = [*self._seeds] or self._promising()
         looked_at = self._looked_at(promising)
         if not looked_at and not self._may_fit(Split(count, count)):  # nothing is lighter than that
             self._try(Split())  # which says what is needed
@@ -241,8 +241,8 @@ class _Search:
         """Whether there is a plan for it, be it a good one or not; or there might be with more host memory."""
         return any(self._planned(split, tiers) is not None for tiers in ((), self.tiers)) or bool(self.lacks)
 
-    def _promising(self) -> tuple[float, list[Split]]:
-        """By what the linear program makes of them on a machine whose host memory is shared, the best first; and what it makes of that."""
+    def _promising(self) -> list[Split]:
+        """By what the linear program makes of them on a machine whose host memory is shared, the best first; where it has no shares of its own."""
         count = len(self.units)
         line = self._line
         shares = sorted({*HALVES, self.balance})
@@ -258,7 +258,7 @@ class _Search:
         found.sort()
         best = [split for least, _, split in found if least < float("inf")]
         # Parameters that come and go hold compute up in more ways than these lines know, so they come second.
-        return found[0][0], [
+        return [
             *[split for split in best if not split.parameters][:FIRST_SPLITS],
             *[split for split in best if split.parameters][: FIRST_SPLITS // 2],
         ]
@@ -308,12 +308,8 @@ class _Search:
     def _looked_at(self, seeds: Sequence[Split]) -> list[Split]:
         """What a quick look at these and at what is near the best of them finds, the best first."""
         until = self.began + LOOKS_SHARE * (self.deadline - self.began)
-        count, line = len(self.units), self._line
-        least, looks = line.least(), self.looks
-        first = Split(max(0, count - 2), 0, 0.0, float(self.may_hold))  # the units that the next step begins with stay
-        shares = (0.0, self.balance / 2, self.balance)
-        others = (replace(first, parameters=round(share * first.state), streamed=streamed) for share in HALVES for streamed in shares)
-        for seed in (*self._seeds, *(other for other in others if line.with_shares(*other.shares_of(count)) < least * HOPELESS), *seeds):
+        looks = self.looks
+        for seed in seeds:
             if self.clock.now() < until or not looks.seconds:
                 self._look(seed)
         if not looks.seconds:  # nothing fits in which no activation leaves
