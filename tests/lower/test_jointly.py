@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from toy_blocks import menu_with_moments
+from toy_blocks import IN_HOST, menu_with_moments
 
 from tierwise.errors import InvalidSchedule
-from tierwise.ir import check_schedule
+from tierwise.ir import ON_DEVICE, Placement, check_schedule
 from tierwise.lower import choose_jointly, image, with_budget
 from tierwise.simulate import simulate
+
+THROUGH = Placement("host", "streamed", "device", "device")
+EVERYWHERE = (ON_DEVICE, IN_HOST, Placement("host", "cpu", "device", "host"), THROUGH, replace(THROUGH, parameters="host"))
 
 
 def test_two_searches_of_so_many_tries_are_equal_however_long_they_take(monkeypatch):
@@ -36,6 +39,24 @@ def test_activations_may_count_on_less_of_the_link_than_updates_leave_of_it(monk
     assert choose_jointly(question, update="backward", tries=30).seconds == pytest.approx(31)
     monkeypatch.setattr("tierwise.lower.jointly.OTHER_PARTS", ())
     assert choose_jointly(question, update="backward", tries=30).seconds == pytest.approx(32)
+
+
+@pytest.mark.parametrize(("blocks", "hbm", "cpu_seconds"), [(10, 150, 2.0), (10, 170, 2.3), (10, 170, 1.5), (16, 200, 1.5), (16, 180, 2.0)])
+def test_twenty_tries_come_near_what_many_find(blocks, hbm, cpu_seconds):
+    """They begin where the linear program would have it."""
+    question = menu_with_moments(blocks, hbm=hbm, cpu_seconds=cpu_seconds)
+    few, many = (choose_jointly(question, update="backward", tries=tries).seconds for tries in (20, 120))
+    assert many <= few <= 1.03 * many
+
+
+@pytest.mark.parametrize(("blocks", "hbm", "seconds"), [(10, 150, 42.27), (16, 180, 64.0)])
+def test_time_that_is_left_is_for_what_is_far_from_that(blocks, hbm, seconds):
+    """Where updates may pass through the device, the linear program has some of them there; without, these are faster by a twentieth."""
+    question = menu_with_moments(blocks, hbm=hbm, cpu_seconds=2.0)
+    question = replace(question, homes=dict.fromkeys(question.homes, EVERYWHERE))
+    chosen = choose_jointly(question, update="backward", tries=80)
+    assert chosen.seconds == pytest.approx(seconds, abs=0.01)
+    assert {place.update for place in chosen.program.states.values()} == {"cpu"}
 
 
 def test_room_that_is_kept_free_is_there_while_a_plan_runs():

@@ -2,9 +2,10 @@
 
 State leaves from the end of the model on: the next forward needs the first layers first, so theirs is updated soonest, on the device. How many
 regions, how many of them without their parameters, how their updates are shared between the cpu and the link, and for how many of those that come to
-the device gradients wait there, are four numbers. A linear program of a few lines (bound.py) puts hundreds of them in order in half
-a second; the first of them are tried out: `choose` plans activations in what is left, and the whole program is judged and simulated. Then what is
-near the best is. Two resources decide: a cpu that updates, and a link that carries gradients and parameters besides activations.
+the device gradients wait there, are four numbers. A linear program of a few lines (bound.py) says near which of them to begin (seeds.py). Quick looks
+at these and at what is near (looks.py) choose the few that are tried out: activations are planned in what is left (around.py), and the whole program
+is judged and simulated. Then what is near the best is. Two resources decide: a cpu that updates, and a link that carries gradients and parameters
+besides activations.
 """
 
 from __future__ import annotations
@@ -12,45 +13,42 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import NoReturn
 
-from ..errors import InfeasibleBudget, InvalidSchedule, OverCapacity
-from ..ir import CallPlan, Menu, Phase, Placement, Problem, Program, check_schedule, peak_bytes
-from ..units import exact_bytes, format_bytes
+from ..errors import InfeasibleBudget
+from ..ir import Menu, Placement, peak_bytes
+from .around import Around
 from .bound import Bound, least_seconds
-from .choose import FEW_IMAGES, IMAGES, Chosen, choose, keep_everything, keeping_everything, predicted, sending, staying, with_budget
+from .choose import IMAGES, Chosen, choose, keep_everything, keeping_everything
 from .clock import Clock
 from .compact import compact
 from .detail import Detail, comes_and_goes
 from .facts import Facts
-from .image import Image, image, with_lasting
+from .image import image
 from .looks import Looks
 from .seeds import Seeds
 from .splits import Split, Splits
-from .states import StateUnit, Takes, lighter, shared, state_units
+from .states import StateUnit, Takes, state_units
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 HALVES = (0.0, 0.5, 1.0)
 GRID = 4  # numbers of regions whose state leaves that are put in order
 FIRST_SPLITS = 6  # so many of the best are tried before what is near the best of them
-CORRECTIONS = 3  # times that the room for activations, or host memory, is made smaller when a whole program turns out too large
+CORRECTIONS = 3  # times that host memory is made smaller when a whole program turns out too large
 GOOD_ENOUGH = 1.01  # of the time that keeping everything takes: nothing that moves state can gain more than the rest
 LITTLE = 0.05  # of the budget: lasting state of less than this is not worth moving where activations alone fit
 WORTH_IT = 0.95  # moving state must gain this much over leaving it: it takes host memory, and predictions are better for what stays
 OUT_OF_REACH = 1.03  # of what the linear program promises: so near to it no plan comes that moves state
 AS_GOOD = 1.01  # of the least that the linear program finds
-HOPELESS = 1.15  # of that
 OUT_OF_SIGHT = 1.1  # of the best plan's time: what is near it is not better
 CLEARLY = 0.99  # of another plan's time
 NEAR = 1.02  # of what no plan could beat: what is left to gain is not worth looking for
-LEAST_OF_THE_LINK = 0.02  # of its rate, where updates have it for themselves
 EXCHANGES = (-2, -1, 1, 2)  # numbers of units whose state stays instead of parameters, and of those that are updated elsewhere
 DETAILED = 1.04  # of the best plan's time: what is looked at in detail
 SEARCHED_SHARE = 0.85  # of the time; what is left is for that
 LOOKS_SHARE, LOOKED_AT = 0.5, 4  # of the time for quick looks at splits; and how many of the best by these are planned
 WORTH_PLANNING = 1.04  # of the best look: plans are about as far apart as looks are
 DESCENT_SHARE = 0.75  # of the time for all of that, until other parts of the link are tried
-PART_OF_THE_LINK, OTHER_PARTS = 0.5, (1.0, 0.25)  # of what is left of it, for activations
+OTHER_PARTS = (1.0, 0.25)  # of what is left of the link, for activations
 BOTH = (False, True)  # activations stay or are made again; or some are sent, too
 AHEAD = (2, 1)  # regions before theirs that parameters are on their way: the first of these that fits
 
@@ -100,7 +98,7 @@ def _searched(search: Callable[[int], _Search], fixed: Mapping[str, Placement] |
             break
         one = search(ahead)
         try:
-            found.append((one, one.run() if fixed is None else one.around(fixed)))
+            found.append((one, one.run() if fixed is None else one.where_they_are(fixed)))
         except InfeasibleBudget:
             if not found and ahead == AHEAD[-1]:
                 raise
@@ -156,30 +154,24 @@ class _Search:
         self.clock, self.began, self.ahead = clock, clock.now(), ahead
         self.takes = takes
         self.menu, self.units, self.update = menu, units, update
-        self.tiers, self.min_sent_bytes, self.deadline = tiers, min_sent_bytes, deadline
+        self.tiers, self.deadline = tiers, deadline
         self.tried: dict[tuple[Split, bool], Chosen | None] = {}
         self.borrowed: dict[Split, Chosen] = {}  # with activations that were planned for another split
         self.planned: dict[tuple[frozenset[tuple[str, Placement]], bool], Chosen | None] = {}  # by states, and whether activations are sent
-        self.overflows: dict[tuple[frozenset[tuple[str, Placement]], bool], int] = {}  # of these, bytes of host memory that they lack
         self.on_busy_disk: dict[frozenset[tuple[str, Placement]], Chosen | None] = {}  # with activations sent there, where nothing else was found
-        self.short: set[frozenset[tuple[str, Placement]]] = set()  # states that leave the device too little room if all activations stay there
-        self.too_large: list[Split] = []  # the splits of these
-        self.least_bytes: int | None = None
-        self.lacks: dict[str, int] = {}  # below the device: what a plan would have taken of a tier
-        self.host_bytes = menu.problem.machine.capacity("dram")
-        self.splits = Splits(menu, units, self.lacks, update)
-        self.busy = shared(menu.problem, update=update)  # the machine while both update
+        self.too_large: list[Split] = []  # which leave the device too little room if all activations stay there
+        self.around = Around(menu, units, update, tiers, min_sent_bytes, takes, clock, ahead)
+        self.splits = Splits(menu, units, self.around.lacks, update)
         self.may_hold = update == "after" and any((h.update, h.gradients) == ("streamed", "device") for homes in menu.homes.values() for h in homes)
         self.balance = self._balance()
         self.looks = Looks(menu, units, self.splits, update, takes, ahead)
         self.facts = Facts.of(menu)
-        self.bare: tuple[Mapping[int, CallPlan], Image] | None = None
         parameter_bytes = sum(unit.parameter_bytes for unit in units)
         self.exchange = round(sum(unit.state_bytes for unit in units) / parameter_bytes) if parameter_bytes else 0  # parameters for one unit's state
 
     def _balance(self) -> float:
         """The share of updates that go through the device when the cpu and the link are done with theirs at the same time."""
-        machine, seconds = self.busy.machine, self.busy.costs.op_seconds
+        machine, seconds = self.around.busy.machine, self.around.busy.costs.op_seconds
         updates = [op for unit in self.units for op in unit.updates]
         on_cpu = sum(seconds.get((op, "cpu"), 0.0) for op in updates)
         coming = [unit.state_bytes + unit.gradient_bytes * (self.update == "after" and not self.may_hold) for unit in self.units]
@@ -191,8 +183,8 @@ class _Search:
         numbers = sorted({round(share * count) for share in SHARES})
         alone = self._try(Split()) if self.looks.resident_bytes({}) < self.menu.problem.budget_bytes else None
         movable = sum(unit.state_bytes + unit.parameter_bytes + unit.gradient_bytes for unit in self.units)
-        if alone is None and self.least_bytes is not None and self.least_bytes - self.menu.problem.budget_bytes > movable:
-            self._refuse()
+        if alone is None and self.around.least_bytes is not None and self.around.least_bytes - self.menu.problem.budget_bytes > movable:
+            self.around.refuse()
         if alone is not None and movable < LITTLE * self.menu.problem.budget_bytes:
             return self._closer(alone)
         if alone is not None and alone.seconds <= GOOD_ENOUGH * keeping_everything(self.menu)[0]:
@@ -203,7 +195,7 @@ class _Search:
         looked_at = self._looked_at(promising)
         if not looked_at and not self._may_fit(Split(count, count)):  # nothing is lighter than that
             self._try(Split())  # which says what is needed
-            self._refuse()
+            self.around.refuse()
         seconds = self.looks.seconds
         promising = [split for split in looked_at if seconds[split] <= seconds[looked_at[0]] * WORTH_PLANNING][:LOOKED_AT] or promising
         for split in promising:
@@ -219,7 +211,7 @@ class _Search:
                 for parameters in reversed(numbers[1:]):
                     self._try(Split(count, parameters, streamed))
         if self._best() is None and self._try(Split()) is None:  # which says what is needed
-            self._refuse()
+            self.around.refuse()
         until, self.deadline = self.deadline, self.began + DESCENT_SHARE * (self.deadline - self.began)
         self._descend()
         self.deadline = until
@@ -230,6 +222,9 @@ class _Search:
             split = self._best_split()
             self._try(replace(split, streamed=streamed), (self._sends(split),))
         self._descend()
+        for split in self._promising() if not self.is_over() else ():  # far from all of that
+            self._try(split)
+        self._descend()
         found = self._best()
         assert found is not None
         best = found[1]
@@ -239,10 +234,10 @@ class _Search:
 
     def _may_fit(self, split: Split) -> bool:
         """Whether there is a plan for it, be it a good one or not; or there might be with more host memory."""
-        return any(self._planned(split, tiers) is not None for tiers in ((), self.tiers)) or bool(self.lacks)
+        return any(self._planned(split, tiers) is not None for tiers in ((), self.tiers)) or bool(self.around.lacks)
 
     def _promising(self) -> list[Split]:
-        """By what the linear program makes of them on a machine whose host memory is shared, the best first; where it has no shares of its own."""
+        """By what the linear program makes of them on a machine whose host memory is shared, the best first: all over, few of each."""
         count = len(self.units)
         line = self._line
         shares = sorted({*HALVES, self.balance})
@@ -266,7 +261,7 @@ class _Search:
     @cached_property
     def _line(self) -> Bound:
         """The linear program in what the device has besides, on a machine whose host memory is shared."""
-        return Bound(replace(self.menu, problem=self.busy.with_budget(self._room)), self.update, facts=self.facts)
+        return Bound(replace(self.menu, problem=self.around.busy.with_budget(self._room)), self.update, facts=self.facts)
 
     @cached_property
     def _room(self) -> int:
@@ -340,12 +335,6 @@ class _Search:
                 found.append(replace(split, held=split.held + change / 8))
         return [one for one in found if one.is_of(count)]
 
-    def _bare(self, program: Program) -> Image:
-        """Of what is planned for activations alone: many splits are looked at with the same."""
-        if self.bare is None or self.bare[0] is not program.calls:
-            self.bare = program.calls, image(self.menu, replace(program, states={}))
-        return self.bare[1]
-
     @cached_property
     def _besides_bytes(self) -> int:
         """What a call of a region takes while it runs, at least, and what updates take all the time: more than the linear program knows of."""
@@ -355,15 +344,15 @@ class _Search:
         states = self.splits.states(Split(len(self.units), 0, self.balance))
         return max(least, default=0) + (self.takes(states)[0] if states else 0)
 
-    def around(self, states: Mapping[str, Placement]) -> Chosen:
+    def where_they_are(self, states: Mapping[str, Placement]) -> Chosen:
         """Activations around state that stays where it is."""
-        passing, host = self.takes(states)
-        if host > self.host_bytes:
-            self.lacks["dram"] = host
-            self._refuse()
-        found = [chosen for tiers in ((), self.tiers) if (chosen := self._with(states, passing, tiers, IMAGES)) is not None]
+        host = self.takes(states)[1]
+        if host > self.around.host_bytes:
+            self.around.lacks["dram"] = host
+            self.around.refuse()
+        found = [chosen for tiers in ((), self.tiers) if (chosen := self.around.planned(states, tiers, IMAGES)) is not None]
         if not found:
-            self._refuse()
+            self.around.refuse()
         return min(found, key=lambda chosen: chosen.seconds)
 
     def _divide_the_link(self) -> None:
@@ -375,7 +364,7 @@ class _Search:
         for part in OTHER_PARTS if states and tiers else ():
             if self.is_over():
                 break
-            found, known = self._with(states, self.takes(states)[0], tiers, part=part), self.tried.get((split, True))
+            found, known = self.around.planned(states, tiers, part=part), self.tried.get((split, True))
             if found is not None and (known is None or found.seconds < known.seconds):
                 self.tried[split, True] = found
 
@@ -385,9 +374,8 @@ class _Search:
         if now + (now - self.began) > self.deadline or chosen.seconds <= NEAR * least_seconds(self.menu, self.update, self.takes):
             return chosen
         states = chosen.program.states
-        passing, _ = self.takes(states) if states else (0, 0)
         sends = any(plan.sent for plan in chosen.program.calls.values())
-        again = self._with(states, passing, _above_disk(states, self.tiers) if sends else (), IMAGES)
+        again = self.around.planned(states, _above_disk(states, self.tiers) if sends else (), IMAGES)
         return chosen if again is None else min(chosen, again, key=lambda one: one.seconds)
 
     def _descend(self) -> None:
@@ -455,19 +443,10 @@ class _Search:
         for known in (other, self.borrowed.get(split)):
             if known is not None and known.program.states == states and known.program.calls == other.program.calls:
                 return known
-        self.clock.tick()
-        passing, host = self.takes(states) if states else (0, 0)
-        if not states or host > self.host_bytes or passing >= self.menu.problem.budget_bytes:
-            return None
-        bare = self._bare(other.program)
-        bare = replace(bare, problem=bare.problem.with_budget(self.menu.problem.budget_bytes - passing))
-        made = with_lasting(bare, states, self.update, self.ahead)
-        try:
-            check_schedule(made.problem, made.schedule)
-        except InvalidSchedule:
-            return None
-        self.borrowed[split] = predicted(made, self.menu.problem.budget_bytes)
-        return self.borrowed[split]
+        found = self.around.with_activations_of(states, other) if states else None
+        if found is not None:
+            self.borrowed[split] = found
+        return found
 
     def _best_split(self) -> Split:
         found = self._best()
@@ -509,137 +488,24 @@ class _Search:
             states = self.splits.states(split, short)
             if states is None:
                 break
-            passing, host = self.takes(states) if states else (0, 0)
-            if host <= self.host_bytes:
+            host = self.takes(states)[1] if states else 0
+            if host <= self.around.host_bytes:
                 key = frozenset(states.items()), bool(tiers)
                 above = _above_disk(states, tiers)
                 if key not in self.planned:  # splits whose numbers come to the same
-                    self.planned[key] = self._with(states, passing, above)
-                    if key[0] in self.short:
+                    self.planned[key] = self.around.planned(states, above)
+                    if key[0] in self.around.short:
                         self.too_large.append(split)
-                chosen, missing = self.planned[key], self.overflows.get(key, 0)
+                chosen, missing = self.planned[key], self.around.overflows.get(key, 0)
                 if chosen is None and not found and len(above) < len(tiers):  # to a busy disk, or with more of the state there
                     if key[0] not in self.on_busy_disk:
-                        self.on_busy_disk[key[0]] = self._with(states, passing, tiers)
+                        self.on_busy_disk[key[0]] = self.around.planned(states, tiers)
                     found.append(self.on_busy_disk[key[0]])
                 found.append(chosen)
                 if not missing or "nvme" not in self.menu.problem.machine.tier_named:
                     break
                 short += missing  # what passes through host memory was not counted, or activations have no room there
                 continue
-            self.lacks["dram"] = host
-            short += host - self.host_bytes
+            self.around.lacks["dram"] = host
+            short += host - self.around.host_bytes
         return min((chosen for chosen in found if chosen is not None), key=lambda chosen: chosen.seconds, default=None)
-
-    def _with(
-        self, states: Mapping[str, Placement], passing_bytes: int, tiers: Sequence[str], images: int = FEW_IMAGES, part: float = PART_OF_THE_LINK
-    ) -> Chosen | None:
-        """Activations planned in what these states leave of the budget, with so much held all the time by whoever runs updates; what is sent has that
-        part of what is left of the link."""
-        self.clock.tick()
-        light = lighter(self.menu, states, self.update)
-        if tiers and states:
-            left = self._with_what_is_left_of_the_link(light.problem, states, part)
-            room_below = max(0, self.host_bytes - self.takes(states)[1])
-            light = replace(light, problem=replace(left, machine=left.machine.with_capacity("dram", room_below)))
-        budget = self.menu.problem.budget_bytes - passing_bytes
-        room = budget - (self._passing_bytes(light, states) if states else 0)
-        if budget <= 0:
-            return None
-        menu = with_budget(self.menu, budget)
-        for _ in range(CORRECTIONS):
-            if room <= 0:
-                return None
-            within = replace(light, problem=light.problem.with_budget(room))
-            try:
-                inner = self._worth_an_image(within, tiers, images)
-            except InfeasibleBudget as error:
-                self._needs(self.menu.problem.budget_bytes - room + (error.least_bytes or 0))
-                if 0 < len(tiers) < len(self.tiers):  # kept off a busy disk: more of the state there leaves more of the rest
-                    self.overflows[frozenset(states.items()), True] = max(1, (error.least_bytes or 0) - room)
-                if not tiers:
-                    self.short.add(frozenset(states.items()))
-                return None
-            found, smaller = list[Chosen](), list[int]()
-            for program, inner_bytes in inner:
-                made = image(menu, replace(program, states=states, update=self.update, ahead=self.ahead) if states else program)
-                try:
-                    check_schedule(made.problem, made.schedule)
-                except OverCapacity as error:
-                    if error.tier != made.problem.device_tier:
-                        self.lacks[error.tier] = error.needed_bytes
-                        if error.tier == "dram":
-                            self.overflows[frozenset(states.items()), bool(tiers)] = error.needed_bytes - self.host_bytes
-                        continue
-                    smaller.append(min(room, inner_bytes) - (error.needed_bytes - budget))
-                except InvalidSchedule:
-                    continue
-                else:
-                    found.append(predicted(made, self.menu.problem.budget_bytes))
-            if found or not smaller:
-                return min(found, key=lambda chosen: chosen.seconds, default=None)
-            room = max(smaller)
-        return None
-
-    def _worth_an_image(self, menu: Menu, tiers: Sequence[str], images: int) -> list[tuple[Program, int]]:
-        """Programs for activations alone, and the bytes that they come to."""
-        if tiers and images == FEW_IMAGES and (found := sending(menu, tiers, self.min_sent_bytes)):
-            return found
-        if not tiers and (stays := staying(menu)) is not None:
-            return [stays]
-        chosen = choose(menu, tiers=tiers, min_sent_bytes=self.min_sent_bytes, images=images)
-        return [(chosen.program, chosen.peak_bytes)]
-
-    def _with_what_is_left_of_the_link(self, problem: Problem, states: Mapping[str, Placement], part: float) -> Problem:
-        """Activations leave in forward and come back in backward. Updates after backward have the way out in forward, those in backward the way
-        in, and parameters that live elsewhere come in both: what they carry is taken off the rate. A forward or backward that waits for updates
-        lasts as long as they do."""
-        machine, device = self.busy.machine, problem.device_tier
-        out, into = (device, "dram"), ("dram", device)
-        during = {out: 0.0, into: 0.0}
-        for op in problem.graph.ops:
-            if op.phase in (Phase.FORWARD, Phase.BACKWARD):
-                during[out if op.phase is Phase.FORWARD else into] += problem.costs.op_seconds.get((op.id, machine.device.name), 0.0)
-        placed = [(unit, states[unit.path]) for unit in self.units if unit.path in states]
-        state = sum(unit.state_bytes for unit, place in placed if place.update == "streamed")
-        coming = sum(unit.gradient_bytes for unit, place in placed if place.update == "streamed" and place.gradients == "host")
-        coming += sum(unit.parameter_bytes for unit, place in placed if place.update == "cpu" and place.parameters == "device")
-        parameters = sum(unit.parameter_bytes for unit, place in placed if place.parameters != "device")
-        on_cpu = sum(self.busy.costs.op_seconds.get((op, "cpu"), 0.0) for unit, place in placed if place.update == "cpu" for op in unit.updates)
-        after = self.update == "after"
-        carried = {out: state if after else 0, into: parameters + (0 if after else state)}
-        lasts = max(on_cpu, (state + coming) / machine.link(*into).bytes_per_second)
-        left = {}
-        for way, waits in ((out, after), (into, not after)):
-            free = max(during[way], lasts if waits else 0.0) - carried[way] / machine.link(*way).bytes_per_second
-            left[way] = min(1.0, max(LEAST_OF_THE_LINK, free / max(during[way], 1e-9)))
-        return replace(problem, machine=problem.machine.with_rates(lambda link, _, rate: rate * part * left.get((link.src, link.dst), 1.0)))
-
-    def _passing_bytes(self, light: Menu, states: Mapping[str, Placement]) -> int:
-        """What passes through the device at its fullest moment, as far as that can be told with everything kept."""
-        whole, without = with_lasting(self._kept, states, self.update, self.ahead), image(light, keep_everything(self.menu))
-        device = whole.problem.device_tier
-        return max(0, peak_bytes(whole.problem, whole.schedule)[device] - peak_bytes(without.problem, without.schedule)[device])
-
-    @cached_property
-    def _kept(self) -> Image:
-        return image(self.menu, keep_everything(self.menu))
-
-    def _needs(self, nbytes: int) -> None:
-        self.least_bytes = nbytes if self.least_bytes is None else min(self.least_bytes, nbytes)
-
-    def _refuse(self) -> NoReturn:
-        problem, least = self.menu.problem, self.least_bytes
-        budget = format_bytes(problem.budget_bytes)
-        if self.lacks or least is None:
-            tier, nbytes = min(self.lacks.items(), default=("dram", 0))
-            asked = f"{format_bytes(nbytes)} of {tier}" if nbytes else f"more {tier}"
-            raise InfeasibleBudget(
-                f"no plan was found for a budget of {budget}: what would have to leave the device needs {asked}, and "
-                f"{format_bytes(problem.machine.capacity(tier))} may be used; allow more with host=, or name a disk with nvme='DIR:200GiB'"
-            )
-        raise InfeasibleBudget(
-            f"budget {budget} is below {format_bytes(least)}, what this step needs with everything recomputed and moved away that can be; use at "
-            f"least {exact_bytes(least)}, a smaller batch, or fewer trainable parameters",
-            least_bytes=least,
-        )
