@@ -49,14 +49,14 @@ def test_twenty_tries_come_near_what_many_find(blocks, hbm, cpu_seconds):
     assert many <= few <= 1.03 * many
 
 
-@pytest.mark.parametrize(("blocks", "hbm", "seconds"), [(10, 150, 42.27), (16, 180, 64.0)])
-def test_time_that_is_left_is_for_what_is_far_from_that(blocks, hbm, seconds):
-    """Where updates may pass through the device, the linear program has some of them there; without, these are faster by a twentieth."""
-    question = menu_with_moments(blocks, hbm=hbm, cpu_seconds=2.0)
+def test_time_that_is_left_is_for_what_is_far_from_that():
+    """Where updates may pass through the device the linear program has some of them there; without, sixteen blocks in 180 bytes are faster by a
+    twentieth."""
+    question = menu_with_moments(16, hbm=180, cpu_seconds=2.0)
     question = replace(question, homes=dict.fromkeys(question.homes, EVERYWHERE))
-    chosen = choose_jointly(question, update="backward", tries=80)
-    assert chosen.seconds == pytest.approx(seconds, abs=0.01)
-    assert {place.update for place in chosen.program.states.values()} == {"cpu"}
+    few, many = (choose_jointly(question, update="backward", tries=tries) for tries in (20, 80))
+    assert many.seconds < 0.95 * few.seconds
+    assert {place.update for place in many.program.states.values()} == {"cpu"}
 
 
 def test_room_that_is_kept_free_is_there_while_a_plan_runs():

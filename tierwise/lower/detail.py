@@ -1,19 +1,23 @@
-"""The last choice between programs that look about as fast: each update by itself, as it will be predicted."""
+"""The last choice between programs that look about as fast: each update by itself, as it will be predicted, and as it would be on a host that is
+slower than it was measured to be, as hosts are that others use, too. Of two plans that promise the same, the better one leaves everybody some
+time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import mean
 
 from ..errors import InvalidSchedule
-from ..ir import Menu, Program, check_schedule
+from ..ir import Menu, Problem, Program, check_schedule
 from ..simulate import simulate
 from .choose import Chosen, with_budget
 from .clock import Clock
 from .image import image
-from .states import Takes
+from .states import BESIDE, Takes
 
 FINALISTS, MOST_FINALISTS = 2, 12  # besides the best one: at least, and at most if there is time
+SLOWER = 0.92  # of its rates: what one host has less of than another of its kind, or than a moment ago
 OTHERS_AHEAD = (1, 3)  # regions before theirs that parameters may be on their way, besides what was planned
 
 
@@ -47,7 +51,7 @@ class Detail:
         return replace(chosen, program=programs[min(found)[1]]) if found else chosen
 
     def seconds(self, program: Program) -> float | None:
-        """None: it does not fit."""
+        """Between what it takes on this host and on a slower one. None: it does not fit."""
         self._clock.tick()
         passing, _ = self._takes(program.states) if program.states else (0, 0)
         made = image(with_budget(self._menu, self._menu.problem.budget_bytes - passing), program)
@@ -55,4 +59,13 @@ class Detail:
             check_schedule(made.problem, made.schedule)
         except InvalidSchedule:
             return None
-        return simulate(made.problem.with_budget(self._menu.problem.budget_bytes), made.schedule).seconds
+        problem = made.problem.with_budget(self._menu.problem.budget_bytes)
+        return mean(simulate(host, made.schedule).seconds for host in (problem, _slower(problem)))
+
+
+def _slower(problem: Problem) -> Problem:
+    """The same on a host with less of everything but its device."""
+    seconds = {key: cost / SLOWER if key[1] in ("cpu", BESIDE) else cost for key, cost in problem.costs.op_seconds.items()}
+    ends = {problem.device_tier, "dram"}
+    machine = problem.machine.with_rates(lambda link, _, rate: rate * SLOWER if {link.src, link.dst} == ends else rate)
+    return replace(problem, machine=machine, costs=replace(problem.costs, op_seconds=seconds))
