@@ -41,11 +41,11 @@ def test_activations_may_count_on_less_of_the_link_than_updates_leave_of_it(monk
     assert choose_jointly(question, update="backward", tries=30).seconds == pytest.approx(32)
 
 
-@pytest.mark.parametrize(("blocks", "hbm", "cpu_seconds"), [(10, 150, 2.0), (10, 170, 2.3), (10, 170, 1.5), (16, 200, 1.5), (16, 180, 2.0)])
+@pytest.mark.parametrize(("blocks", "hbm", "cpu_seconds"), [(10, 170, 2.3), (10, 170, 1.5), (16, 200, 1.5)])
 def test_twenty_tries_come_near_what_many_find(blocks, hbm, cpu_seconds):
     """They begin where the linear program would have it."""
     question = menu_with_moments(blocks, hbm=hbm, cpu_seconds=cpu_seconds)
-    few, many = (choose_jointly(question, update="backward", tries=tries).seconds for tries in (20, 120))
+    few, many = (choose_jointly(question, update="backward", tries=tries).seconds for tries in (20, 60))
     assert many <= few <= 1.03 * many
 
 
@@ -54,7 +54,7 @@ def test_time_that_is_left_is_for_what_is_far_from_that():
     twentieth."""
     question = menu_with_moments(16, hbm=180, cpu_seconds=2.0)
     question = replace(question, homes=dict.fromkeys(question.homes, EVERYWHERE))
-    few, many = (choose_jointly(question, update="backward", tries=tries) for tries in (20, 80))
+    few, many = (choose_jointly(question, update="backward", tries=tries) for tries in (20, 60))
     assert many.seconds < 0.95 * few.seconds
     assert {place.update for place in many.program.states.values()} == {"cpu"}
 
