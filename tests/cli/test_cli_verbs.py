@@ -85,6 +85,16 @@ def test_plan_predicts_and_ends_with_the_next_command(tierwise, step):
     assert ran.err == f"Next: tierwise plan {step} --budget 50B --policy chen -o chain.chen.json\n"
 
 
+def test_plan_says_what_memory_would_buy_unless_the_step_is_too_large_to_plan_twice_more(tierwise, step, monkeypatch):
+    def said() -> list[str]:
+        out = tierwise("plan", step, "--policy", "auto", "--budget", "50", "-O", "max_tries=3").out
+        return [line.split()[0] for line in out.splitlines() if line.startswith(("more ", "less "))]
+
+    assert said() == ["more", "less"]
+    monkeypatch.setattr("tierwise.policies.auto.MANY_OPS", 3)
+    assert said() == []
+
+
 def test_plan_writes_a_run_whose_schedule_the_judge_accepts(tierwise, step, tmp_path):
     ran = tierwise("plan", step, "--policy", "vdnn", "--budget", "50B", "-o", tmp_path / "s.json.gz")
     assert ran.code == 0

@@ -103,12 +103,15 @@ def around(problem: Problem, policy: str, options: Mapping[str, Any], row: Row) 
     """What a little more memory would buy and a little less would cost: planned again at both budgets, if that is quick."""
     from .. import pipeline
     from ..errors import TierwiseError
+    from ..policies.auto import MANY_OPS
     from ..report.why import change_bytes, with_less, with_more
     from ._terminal import Line
 
     kept = pipeline.reference(problem).row
     if row.seconds is None or policy == pipeline.REFERENCE or (policy != "auto" and (row.planning_seconds or 0.0) > MOST_SECONDS):
         return []
+    if policy == "auto" and len(problem.graph.ops) > MANY_OPS:
+        return []  # what is found of so large a step in less time says more about the time
     change = change_bytes(problem.budget_bytes)
 
     quicker = {"plan_seconds": AUTO_SECONDS} if policy == "auto" and "plan_seconds" not in options else {}

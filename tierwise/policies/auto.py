@@ -43,7 +43,7 @@ FLOOR_SHARE, SLOW_OPS = 0.7, 200  # until when others are asked about steps for 
 SLOW = 0.08  # of the time, for one try
 EVERYTHING = 1e9  # more seconds of the cpu than all updates take
 FIRST_SHARE = 0.4  # of the time or tries, for the first guesses
-MOST = 0.95  # of the time, for the search: the answer is judged afterwards
+MOST, MOST_OF_LARGE = 0.95, 0.85  # of the time, for the search: the answer is judged afterwards, which takes longer the larger a step is
 CPU_STEPS, STREAM_STEPS = (0.2, 0.1, 0.05, 0.025), (0.25, 0.125, 0.06, 0.03)
 LIGHT = 0.03  # of the budget: state that is not worth moving for its bytes; a tenth of it of the step, updates not worth it for their time
 LEAST_SHARE = 0.1  # of a link, that activations may always count on
@@ -169,7 +169,7 @@ class _Search:
     def is_over(self, share: float = 1.0) -> bool:
         """Whether this share of what may be spent is spent, or would be with another try and whoever judges the answer."""
         spent = time.process_time() - self.began + (2 * self.last_try if share == 1.0 else 0.0)
-        return spent > share * MOST * self.seconds_limit or len(self._simulated) + len(self.asked) >= share * self.max_tries
+        return spent > share * (MOST_OF_LARGE if self.large else MOST) * self.seconds_limit or len(self._simulated) + len(self.asked) >= share * self.max_tries
 
     @cached_property
     def bound(self) -> float:
