@@ -169,7 +169,10 @@ class _Search:
     def is_over(self, share: float = 1.0) -> bool:
         """Whether this share of what may be spent is spent, or would be with another try and whoever judges the answer."""
         spent = time.process_time() - self.began + (2 * self.last_try if share == 1.0 else 0.0)
-        return spent > share * (MOST_OF_LARGE if self.large else MOST) * self.seconds_limit or len(self._simulated) + len(self.asked) >= share * self.max_tries
+        return (
+            spent > share * (MOST_OF_LARGE if self.large else MOST) * self.seconds_limit
+            or len(self._simulated) + len(self.asked) >= share * self.max_tries
+        )
 
     @cached_property
     def bound(self) -> float:
