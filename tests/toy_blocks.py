@@ -34,6 +34,8 @@ from tierwise.regions import JointGraph, JointValue, Kind
 
 KEEP = Choice("keep", (SavedValue("h", 30),), True, False, 2.0, 1.0, 0, 0)
 IN_HOST, ON_DISK = Placement("host", "cpu", "host", "host"), Placement("nvme", "cpu", "host", "host")
+CPU, THROUGH = Placement("host", "cpu", "device", "host"), Placement("host", "streamed", "device", "device")
+EVERYWHERE = (ON_DEVICE, IN_HOST, CPU, THROUGH, replace(THROUGH, parameters="host"))
 ALL_ON_DISK = Placement("nvme", "cpu", "nvme", "host")
 CHECKPOINT = Choice("checkpoint", (), True, False, 2.0, 2.0, 0, 30)
 

@@ -6,17 +6,14 @@ import random
 from dataclasses import replace
 
 import pytest
-from toy_blocks import IN_HOST, menu, menu_with_moments
+from toy_blocks import CPU, EVERYWHERE, IN_HOST, THROUGH, menu, menu_with_moments
 
-from tierwise.ir import ON_DEVICE, Placement, Role, peak_bytes
+from tierwise.ir import ON_DEVICE, Role, peak_bytes
 from tierwise.lower import choose_jointly, image, keep_everything, with_budget
 from tierwise.lower.bound import Bound, least_seconds, mix_between
 from tierwise.lower.choose import recompute_everything
 from tierwise.lower.states import shares
 from tierwise.simulate import simulate
-
-CPU, THROUGH = Placement("host", "cpu", "device", "host"), Placement("host", "streamed", "device", "device")
-EVERYWHERE = (ON_DEVICE, IN_HOST, CPU, THROUGH, replace(THROUGH, parameters="host"))
 
 
 def test_with_room_for_everything_it_is_the_compute():

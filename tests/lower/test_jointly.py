@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from toy_blocks import IN_HOST, menu_with_moments
+from toy_blocks import EVERYWHERE, menu_with_moments
 
 from tierwise.errors import InvalidSchedule
-from tierwise.ir import ON_DEVICE, Placement, check_schedule
+from tierwise.ir import check_schedule
 from tierwise.lower import choose_jointly, image, with_budget
 from tierwise.simulate import simulate
-
-THROUGH = Placement("host", "streamed", "device", "device")
-EVERYWHERE = (ON_DEVICE, IN_HOST, Placement("host", "cpu", "device", "host"), THROUGH, replace(THROUGH, parameters="host"))
 
 
 def test_two_searches_of_so_many_tries_are_equal_however_long_they_take(monkeypatch):

@@ -191,7 +191,7 @@ class _Search:
             return alone
         if alone is not None and alone.seconds * WORTH_IT <= self._line.least() * OUT_OF_REACH:
             return self._closer(alone)
-        promising = [*self._seeds] or self._promising()
+        promising = [*self._seeds] or self._promising
         looked_at = self._looked_at(promising)
         if not looked_at and not self._may_fit(Split(count, count)):  # nothing is lighter than that
             self._try(Split())  # which says what is needed
@@ -222,7 +222,7 @@ class _Search:
             split = self._best_split()
             self._try(replace(split, streamed=streamed), (self._sends(split),))
         self._descend()
-        for split in self._promising() if not self.is_over() else ():  # far from all of that
+        for split in self._promising if not self.is_over() else ():  # far from all of that
             self._try(split)
         self._descend()
         found = self._best()
@@ -236,6 +236,7 @@ class _Search:
         """Whether there is a plan for it, be it a good one or not; or there might be with more host memory."""
         return any(self._planned(split, tiers) is not None for tiers in ((), self.tiers)) or bool(self.around.lacks)
 
+    @cached_property
     def _promising(self) -> list[Split]:
         """By what the linear program makes of them on a machine whose host memory is shared, the best first: all over, few of each."""
         count = len(self.units)
