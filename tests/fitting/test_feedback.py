@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from fitting.test_states import batch, model_and_optimizer
 from fitting.training import equal, fitting, three_steps, tower, trained
 
 from tierwise.fitting import fitted, plan_of
-from tierwise.fitting.feedback import corrected, is_off
+from tierwise.fitting.feedback import corrected, is_cpu_off, is_off
 from tierwise.fitting.meter import Meter
 from tierwise.fitting.trials import Trials
 from tierwise.ir import CallPlan, Compute, Copy, Phase, Placement, Span
@@ -300,6 +301,42 @@ def test_calls_that_wait_less_for_updates_elsewhere_say_that_these_are_fast(monk
     assert moved and late.predicted.seconds > 1.05 * measured.seconds
     assert simulate(again.problem, again.schedule).seconds == pytest.approx(measured.seconds, rel=0.02)
     assert all(menu.problem.costs.op_seconds[op, "cpu"] == pytest.approx(1800 * costs[op, "cpu"], rel=0.03) for op in moved)
+
+
+def test_updates_on_the_cpu_take_what_they_took():
+    """The cpu took half as long again as planned and nothing waited for it. Then the next plan has such a cpu, and streams and links as they were."""
+    model, optimizer = model_and_optimizer()
+    with fitting(model, optimizer=optimizer, budget="1200KiB") as found:
+        plan = found.prepare((), batch(0))
+        measured = slowed(plan, 1.0, 1.0, 1.0)
+        planned = plan.predicted.busy_seconds()["cpu"]
+        menu = corrected(plan, measured, measured.seconds, 1.5 * planned)
+    costs, before = menu.problem.costs.op_seconds, plan.menu.problem.costs.op_seconds
+    on_cpu = [key for key in before if key[1] == "cpu"]
+    assert on_cpu and all(costs[key] == pytest.approx(1.5 * before[key]) for key in on_cpu)
+    assert all(costs[key] == pytest.approx(before[key], rel=0.01) for key in before if key[1] != "cpu")
+    assert not is_cpu_off(plan.predicted, planned) and not is_cpu_off(plan.predicted, None)
+    assert is_cpu_off(replace(plan.predicted, seconds=1.9 * planned), 1.06 * planned)
+    assert not is_cpu_off(replace(plan.predicted, seconds=2.1 * planned), 1.06 * planned)  # it has time
+
+
+def test_the_cpu_says_how_long_it_is_at_updates():
+    """Each step updates everything once; what the cpu is at in a step is less than the step, and more than nothing."""
+    model, optimizer = model_and_optimizer()
+    with fitting(model, optimizer=optimizer, budget="1200KiB") as found:
+        found.prepare((), batch(0))
+        assert found.meter.cpu_seconds() is None
+        began = time.perf_counter()
+        for step in range(6):
+            model(**batch(step)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        states = found.lasting.states
+        states.flush()
+        taken = time.perf_counter() - began
+        assert states.cpu_work.elements == 6 * states.cpu_elements > 0
+        assert 0 < states.cpu_work.seconds < taken
+        assert 0 < found.meter.cpu_seconds() < taken
 
 
 def with_seconds(problem, seconds):

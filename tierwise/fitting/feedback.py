@@ -2,9 +2,9 @@
 
 A call that waits for a copy looks slow; so of the calls of one class and choice those count that send nothing, and of these the middle one: a card
 that is kept busy runs slower than its quickest call. Where all send, the quickest. Of the copies over a link the middle one counts, against what the
-plan had of that link beside its updates. What a call whose state is updated elsewhere waited for longer than planned, or less long, is these updates'
-doing, and so is what some calls of backward took longer than others of their kind. What a recorded step takes longer than one that nobody records is
-the recording's own doing, in all parts of it alike.
+plan had of that link beside its updates. Updates on the CPU take what they took; what a call whose state is updated elsewhere still waited for longer
+than planned, or less long, is the other updates' doing, and so is what some calls of backward took longer than others of their kind. What a recorded
+step takes longer than one that nobody records is the recording's own doing, in all parts of it alike.
 """
 
 from __future__ import annotations
@@ -35,9 +35,16 @@ def is_off(predicted: Timeline, seconds: float, by: float = OFF) -> bool:
     return abs(seconds / predicted.seconds - 1) > by
 
 
-def corrected(plan: Plan, measured: Timeline, seconds: float) -> Menu:
+def is_cpu_off(predicted: Timeline, cpu_seconds: float | None) -> bool:
+    """Whether updates on the CPU take something else than planned, where they are most of a step: then it is no matter of luck how far that is off,
+    and what no plan could beat is something else."""
+    planned = predicted.busy_seconds().get("cpu", 0.0)
+    return cpu_seconds is not None and planned > predicted.seconds / 2 and abs(cpu_seconds / planned - 1) > OFF
+
+
+def corrected(plan: Plan, measured: Timeline, seconds: float, cpu_seconds: float | None = None) -> Menu:
     """The plan's menu with what was measured: choices that ran as they ran, others of their class by the same factor, what is between regions as
-    long as it took, links at their rates. `seconds`: of a step that nobody recorded."""
+    long as it took, links at their rates. `seconds`: of a step that nobody recorded; `cpu_seconds`: of the CPU with its updates, if that is known."""
     menu, graph = plan.menu, plan.image.problem.graph
     alone: dict[tuple[int, str, Phase], list[float]] = defaultdict(list)
     sending: dict[tuple[int, str, Phase], list[float]] = defaultdict(list)
@@ -60,9 +67,20 @@ def corrected(plan: Plan, measured: Timeline, seconds: float) -> Menu:
     if -EARLY * seconds < late < 0:
         late = 0.0
     found = replace(menu, choices=choices, problem=_between(replace(menu.problem, machine=machine), plan, seconds - (within - stalled) - late))
+    planned, known = plan.predicted.busy_seconds().get("cpu", 0.0), False
+    if cpu_seconds and planned:
+        found, known = _with_cpu(found, cpu_seconds / planned), True
+        made = image(found, plan.program)
+        late = seconds - simulate(made.problem, made.schedule).seconds  # what the CPU leaves of it
+        late = late if abs(late) > EARLY * seconds else 0.0
     if late > 0:
-        return _with_late_updates(found, plan, seconds)
-    return _with_early_updates(found, plan, seconds, not rates) if late else found
+        return _with_late_updates(found, plan, seconds, known)
+    return _with_early_updates(found, plan, seconds, not rates, known) if late else found
+
+
+def _with_cpu(menu: Menu, factor: float) -> Menu:
+    seconds = {(op, on): factor * cost if on == "cpu" else cost for (op, on), cost in menu.problem.costs.op_seconds.items()}
+    return replace(menu, problem=replace(menu.problem, costs=replace(menu.problem.costs, op_seconds=seconds)))
 
 
 def _stalled_seconds(ran: Mapping[tuple[int, str, Phase], Sequence[float]]) -> float:
@@ -114,14 +132,14 @@ def calls_in(plan: Plan, timeline: Timeline) -> list[RegionCall]:
     return found
 
 
-def _with_late_updates(menu: Menu, plan: Plan, seconds: float) -> Menu:
-    """Updates elsewhere as slow as they must be for a step by this plan to take so long."""
-    return _fitted(lambda factor: _with_slower_updates(menu, factor), 1.0, MOST_TIMES_SLOWER, plan, seconds)
+def _with_late_updates(menu: Menu, plan: Plan, seconds: float, is_cpu_known: bool) -> Menu:
+    """Updates elsewhere as slow as they must be for a step by this plan to take so long; those that nothing is known of."""
+    return _fitted(lambda factor: _with_slower_updates(menu, factor, is_cpu_known), 1.0, MOST_TIMES_SLOWER, plan, seconds)
 
 
-def _with_early_updates(menu: Menu, plan: Plan, seconds: float, links: bool) -> Menu:
+def _with_early_updates(menu: Menu, plan: Plan, seconds: float, links: bool, is_cpu_known: bool) -> Menu:
     """Updates elsewhere as fast as they must be for a step by this plan to take no longer, on the cpu and over links that nothing was measured of."""
-    return _fitted(lambda factor: _with_faster_updates(menu, factor, links), 1 / MOST_TIMES_FASTER, 1.0, plan, seconds)
+    return _fitted(lambda factor: _with_faster_updates(menu, factor, links, is_cpu_known), 1 / MOST_TIMES_FASTER, 1.0, plan, seconds)
 
 
 def _fitted(made_by: Callable[[float], Menu], least: float, most: float, plan: Plan, seconds: float) -> Menu:
@@ -132,20 +150,20 @@ def _fitted(made_by: Callable[[float], Menu], least: float, most: float, plan: P
     return made_by(least)
 
 
-def _with_slower_updates(menu: Menu, factor: float) -> Menu:
+def _with_slower_updates(menu: Menu, factor: float, is_cpu_known: bool) -> Menu:
     problem, device = menu.problem, menu.problem.machine.device.name
     seconds = dict(problem.costs.op_seconds)
     for op in problem.graph.ops:
         if op.phase is Phase.UPDATE and (op.id, device) in seconds:
             seconds[op.id, BESIDE] = factor * max(seconds.get((op.id, BESIDE), 0.0), streaming_seconds(problem, op))
-            if (op.id, "cpu") in seconds:
+            if (op.id, "cpu") in seconds and not is_cpu_known:
                 seconds[op.id, "cpu"] *= factor
     return replace(menu, problem=replace(problem, costs=replace(problem.costs, op_seconds=seconds)))
 
 
-def _with_faster_updates(menu: Menu, factor: float, links: bool) -> Menu:
+def _with_faster_updates(menu: Menu, factor: float, links: bool, is_cpu_known: bool) -> Menu:
     problem = menu.problem
-    ends, elsewhere = {problem.device_tier, "dram"}, {"cpu", BESIDE}
+    ends, elsewhere = {problem.device_tier, "dram"}, {BESIDE} if is_cpu_known else {"cpu", BESIDE}
     seconds = {(op, on): factor * cost if on in elsewhere else cost for (op, on), cost in problem.costs.op_seconds.items()}
     machine = problem.machine.with_rates(lambda link, _, rate: rate / factor if links and {link.src, link.dst} == ends else rate)
     return replace(menu, problem=replace(problem, machine=machine, costs=replace(problem.costs, op_seconds=seconds)))

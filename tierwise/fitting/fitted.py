@@ -28,7 +28,7 @@ from ..lower.states import anew
 from ..regions.elsewhere import Elsewhere
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
-from .feedback import NOTICED, TIMED_STEPS, WARM_STEPS, is_off
+from .feedback import NOTICED, TIMED_STEPS, WARM_STEPS, is_cpu_off, is_off
 from .homes import homes_of
 from .keys import has_gradients, key_of, needs_backward
 from .lasting import Lasting, words_of
@@ -259,14 +259,14 @@ class Fitted:
         looks_at = WARM_STEPS + TIMED_STEPS
         if run not in (looks_at, looks_at + 1) or (seconds := self.meter.step_seconds()) is None:
             return
-        measured = self.measured if run > looks_at else None
-        if measured is None and is_off(plan.predicted, seconds, NOTICED):
+        measured, on_cpu = self.measured if run > looks_at else None, self.meter.cpu_seconds()
+        if measured is None and (is_off(plan.predicted, seconds, NOTICED) or is_cpu_off(plan.predicted, on_cpu)):
             self.meter.record_next = run == looks_at
             return
         del self.plans[key]
         self._has_plans_left_behind = True
         with swept(LOOKED):
-            go_on = trials.look(plan, seconds, measured, lambda other: self._fixed() is None or not self.lasting.differs(other.program))
+            go_on = trials.look(plan, seconds, measured, lambda other: self._fixed() is None or not self.lasting.differs(other.program), on_cpu)
         if go_on is not None:
             self.plans[key] = go_on
         else:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ..execute.copies import Counts
 from ..execute.device import Moment
 from ..execute.recording import Recording
+from ..execute.states.worked import Work
 from ..ir import Copy, Timeline
 from .feedback import TIMED_STEPS
 from .measured import measured_timeline
@@ -42,6 +43,7 @@ class Meter:
         self._recorded: tuple[Recording, Plan] | None = None
         self._running: list[Moment] = []  # when the step that nobody records began, and when its update was over
         self._ran: deque[tuple[Moment, Moment]] = deque(maxlen=TIMED_STEPS)
+        self._worked: deque[Work] = deque(maxlen=TIMED_STEPS)  # by the CPU, as each of these began
 
     def step_ends(self) -> None:
         """The next one is about to begin."""
@@ -67,6 +69,7 @@ class Meter:
             for listener in self.listeners:
                 listener(self.stats())
         self._mark = now
+        self._worked.append(self._cpu_work())
         self.steps += 1
         if self.record_next:
             self.record_next = False
@@ -84,6 +87,15 @@ class Meter:
             return None
         self._ran[-1][1].wait()
         return median(end.since(start) for start, end in self._ran)
+
+    def cpu_seconds(self) -> float | None:
+        """How long the CPU is at the updates of a step, by the last few; None where it has none, or nothing is known of them."""
+        states = self._fitted.lasting.states
+        if states is None or len(self._worked) < TIMED_STEPS:
+            return None
+        now, before = self._cpu_work(), self._worked[0]
+        elements = now.elements - before.elements
+        return states.cpu_elements * (now.seconds - before.seconds) / elements if elements > 0 else None
 
     def timeline(self) -> Timeline | None:
         """Of the last recorded step; None while it runs, or if there was none."""
@@ -116,6 +128,10 @@ class Meter:
             "retries": now.retries - then.retries,
         }
         return found | (_predicted(fitted.current) if fitted.current is not None else {})
+
+    def _cpu_work(self) -> Work:
+        states = self._fitted.lasting.states
+        return Work() if states is None else states.cpu_work
 
     def _now(self) -> _Mark:
         fitted = self._fitted

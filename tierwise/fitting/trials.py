@@ -24,10 +24,12 @@ class Trials:
         self.corrections = 0  # how many times a plan was made again with what was measured
         self.settled = False  # nothing changes any more
 
-    def look(self, plan: Plan, taken_seconds: float, measured: Timeline | None, may_run: Callable[[Plan], bool]) -> Plan | None:
+    def look(
+        self, plan: Plan, taken_seconds: float, measured: Timeline | None, may_run: Callable[[Plan], bool], cpu_seconds: float | None = None
+    ) -> Plan | None:
         """What a step by a plan takes: the plan to go on with, or None if it is to be made again. `measured`: one that was recorded, if they take
-        something else than predicted. `may_run`: whether an earlier plan still can."""
-        looked_at = plan if measured is None else as_measured(plan, corrected(plan, measured, taken_seconds), self.corrections)
+        something else than predicted. `may_run`: whether an earlier plan still can. `cpu_seconds`: of the CPU with its updates."""
+        looked_at = plan if measured is None else as_measured(plan, corrected(plan, measured, taken_seconds, cpu_seconds), self.corrections)
         self.ran(looked_at, taken_seconds)
         taken = format_seconds(taken_seconds)
         if measured is not None and is_off(plan.predicted, taken_seconds) and self.corrections < MOST_CORRECTIONS:

@@ -49,6 +49,7 @@ from .torchs import is_piecewise
 from .units import CPU_CHUNK_ELEMENTS, STREAM_CHUNK_ELEMENTS, Slot, units_of
 from .updates import Stored, Updates
 from .whole import Whole
+from .worked import Work
 
 WHENS = ("after", "backward")
 _log = logging.getLogger("tierwise")
@@ -205,6 +206,17 @@ class States:
             self._tear_down()
         if failure is not None:
             raise failure
+
+    @property
+    def cpu_work(self) -> Work:
+        """What the CPU has done so far of updates whose state is in host memory."""
+        return Work() if self._updates is None else self._updates.on_cpu.work
+
+    @property
+    def cpu_elements(self) -> int:
+        """Of parameters that it updates so in one step."""
+        places = [(home.unit, home.unit.placement) for home in self.stored if home.unit.trained]
+        return sum(unit.numel for unit, place in places if place.update == "cpu" and "nvme" not in (place.state, place.parameters))
 
     def words(self) -> str:
         """What runs the updates, in one line."""

@@ -28,6 +28,7 @@ from .gradients import Factor, Held, HostGradients
 from .homes import ChunkHome, DiskChunks, HostFlat, Ring, copy_block
 from .units import Slot, Unit
 from .whole import Whole
+from .worked import Worked
 
 STAGING_BUFFERS = 3  # one arriving, one in work, one leaving
 CHUNKS_A_TURN = 2  # of a link: a turn costs it 0.1 ms, and a chunk takes 2
@@ -133,6 +134,7 @@ class Updates:
         self.staging: Staging | None = None
         self._issued: deque[Event] = deque()  # chunks that pass through the device, the oldest first
         self.beside = Beside(device)
+        self.on_cpu = Worked()  # without what comes from a disk, which is waited for
         places = {home.unit.placement.update for home in stored if home.unit.trained}
         for place in ("cpu", "streamed"):
             if place in places:
@@ -229,7 +231,7 @@ class Updates:
         others = None if DiskChunks in (type(home.chunks), type(home.parameters)) else self._backlog
         is_direct = home.parameters is not None or (home.has_master and home.dtype == home.unit.dtype)  # the master itself can be copied
         under_way = _UnderWay(home, job, self._copiers["cpu"], None if is_direct else self._rings["bounce cpu"])
-        with contextlib.closing(under_way):
+        with contextlib.closing(under_way), self.on_cpu.on(home.unit.numel) if others is not None else contextlib.nullcontext():
             self._chunks_on_cpu(home, job, gradient, others, needed, under_way)
             return under_way.finish()
 
