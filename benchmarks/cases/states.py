@@ -151,6 +151,8 @@ def fitted_row(way: Way, given: argparse.Namespace, device: Any) -> dict[str, An
 
     import tierwise
     from tierwise.fitting import fitted_of
+    from tierwise.fitting.feedback import with_cpu
+    from tierwise.fitting.programs import measured_only
     from tierwise.lower.bound import least_seconds
 
     shape = {name: getattr(given, name) or size for name, size in (LARGE if way.shape == "7B" else SHAPE).items()}
@@ -193,14 +195,23 @@ def fitted_row(way: Way, given: argparse.Namespace, device: Any) -> dict[str, An
     moved = {"written_bytes": lambda: fitted.below.disk_written_bytes, "read_bytes": lambda: fitted.below.disk_read_bytes}
     is_warm = (lambda: True) if way.state == "nvme" else lambda: fitted.is_settled
     timed = _timed(step, device, settle, given, moved, is_warm)
-    plan = tierwise.plan_of(model)
+    plan, on_cpu = tierwise.plan_of(model), fitted.meter.cpu_seconds()
+
+    def bound_of(menu: Any) -> float:
+        """By what was measured: a choice that was only estimated may be slower."""
+        known = measured_only(menu)
+        known = known if all(known.choices.values()) else menu
+        return least_seconds(known, plan.program.update, lambda states: (fitted.lasting.holes_bytes(states), 0))
+
     found = timed | {
         "waits": _waits(plan, step, fitted) if way.state != "nvme" else None,
         "planned_nvme_bytes": plan.held_bytes.get("nvme") or None,
         "predicted_seconds": plan.predicted.seconds,  # with what was measured, where steps took something else
         "first_predicted_seconds": first.predicted.seconds,  # before any step
         "predicted_bytes": plan.predicted_bytes,
-        "bound_seconds": least_seconds(plan.menu, plan.program.update, lambda states: (fitted.lasting.holes_bytes(states), 0)),
+        "bound_seconds": bound_of(plan.menu),
+        "bound_as_had_seconds": bound_of(with_cpu(plan.menu, on_cpu / plan.predicted.busy_seconds()["cpu"])) if on_cpu else None,
+        "cpu_seconds": on_cpu,  # of each of the last steps
         "host_bytes": _resident_bytes() - baseline_bytes,
         "planned_host_bytes": plan.host_bytes,
         "ready_seconds": ready_seconds,

@@ -83,6 +83,16 @@ def test_updates_on_the_cpu_are_planned_at_its_speed_and_run_on_its_threads(monk
         assert found.lasting.states is not None and found.lasting.states._threads == 1
 
 
+def test_no_cpu_is_planned_faster_than_host_memory_lets_it_be():
+    """One that updates 6 G parameters a second alone counts as one with 4.5."""
+    model, optimizer = model_and_optimizer()
+    with fitting(model, optimizer=optimizer, budget="1200KiB") as found:
+        menu = found.prepare((), batch(0)).menu
+    fast, most = (measured_here.with_host(menu, HostRate(1, None, rate)) for rate in (6e9, 4.5e9))
+    assert fast == most
+    assert fast.problem.machine.processor_named["cpu"].bytes_per_second == pytest.approx(28 * 4.5e9)
+
+
 def test_nothing_is_measured_where_everything_fits(monkeypatch):
     monkeypatch.setattr(fitted, "LEARNS_ON", {"cpu"})
     monkeypatch.setattr(fitted, "host_rate", lambda: pytest.fail("measured"))

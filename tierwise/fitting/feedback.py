@@ -69,7 +69,7 @@ def corrected(plan: Plan, measured: Timeline, seconds: float, cpu_seconds: float
     found = replace(menu, choices=choices, problem=_between(replace(menu.problem, machine=machine), plan, seconds - (within - stalled) - late))
     planned, known = plan.predicted.busy_seconds().get("cpu", 0.0), False
     if cpu_seconds and planned:
-        found, known = _with_cpu(found, cpu_seconds / planned), True
+        found, known = with_cpu(found, cpu_seconds / planned), True
         made = image(found, plan.program)
         late = seconds - simulate(made.problem, made.schedule).seconds  # what the CPU leaves of it
         late = late if abs(late) > EARLY * seconds else 0.0
@@ -78,7 +78,8 @@ def corrected(plan: Plan, measured: Timeline, seconds: float, cpu_seconds: float
     return _with_early_updates(found, plan, seconds, not rates, known) if late else found
 
 
-def _with_cpu(menu: Menu, factor: float) -> Menu:
+def with_cpu(menu: Menu, factor: float) -> Menu:
+    """With updates on the CPU that take so many times as long."""
     seconds = {(op, on): factor * cost if on == "cpu" else cost for (op, on), cost in menu.problem.costs.op_seconds.items()}
     return replace(menu, problem=replace(menu.problem, costs=replace(menu.problem.costs, op_seconds=seconds)))
 

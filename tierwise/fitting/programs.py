@@ -67,7 +67,7 @@ def program_for(
             wanted = _most_used(_unmeasured(prepared.menu, best.program), prepared.menu, best.program, many)
             if best.program.states and round == 0:
                 wanted = _and_lighter(wanted, prepared.menu, best.program)
-            known = choose.quickly(_measured_only(prepared.menu)) if wanted else None
+            known = choose.quickly(measured_only(prepared.menu)) if wanted else None
             count = sum(map(len, wanted.values()))
             worth = max(WORTH_COMPILING, WORTH_A_COMPILATION * count)
             if known is not None and (known.seconds <= best.seconds * (1 + worth) or seconds_each * count > MOST_FURTHER_SECONDS):
@@ -79,7 +79,7 @@ def program_for(
         seconds_each = (time.monotonic() - began) / sum(map(len, wanted.values()))
         progress("planning")
     try:
-        return prepared, choose.thoroughly(_measured_only(prepared.menu)).program
+        return prepared, choose.thoroughly(measured_only(prepared.menu)).program
     except InfeasibleBudget:
         best_of_all = choose.thoroughly(prepared.menu)
     return measured(prepared, model, _unmeasured(prepared.menu, best_of_all.program), device, progress), best_of_all.program
@@ -111,7 +111,7 @@ class _Timed:
             self._left -= time.monotonic() - began
 
 
-def _measured_only(menu: Menu) -> Menu:
+def measured_only(menu: Menu) -> Menu:
     return replace(menu, choices={region: tuple(choice for choice in found if choice.measured) for region, found in menu.choices.items()})
 
 
