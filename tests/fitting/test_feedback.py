@@ -204,29 +204,33 @@ def test_updates_that_run_elsewhere_say_nothing_about_what_is_between_regions():
     assert all(after[op, "gpu"] == before[op, "gpu"] for op in moved)
 
 
+def with_forward_behind(plan, seconds: float):
+    """The predicted step as if it had been measured, with so much more time before each call in forward of modules whose state is elsewhere."""
+    measured, graph, steps = slowed(plan, 1.0, 1.0, 1.0), plan.image.problem.graph, plan.image.schedule.steps
+    waiting = [
+        span.step
+        for span in measured.spans
+        if isinstance(steps[span.step], Compute)
+        and graph.ops[steps[span.step].op].phase is Phase.FORWARD
+        and graph.calls[graph.ops[steps[span.step].op].region].module in plan.program.states
+    ]
+    behind = {span.step: seconds * sum(number <= span.step for number in waiting) for span in measured.spans}
+    spans = [span._replace(start=span.start + behind[span.step], end=span.end + behind[span.step]) for span in measured.spans]
+    return replace(measured, spans=tuple(spans), seconds=measured.seconds + seconds * len(waiting))
+
+
 def test_calls_that_wait_for_updates_elsewhere_say_that_these_are_slow():
     """State is placed; each call in forward begins a millisecond later than planned, and all of that is lost. What is between regions is as it
     was, and the same program is now predicted to be as late."""
     model, optimizer = model_and_optimizer()
     with fitting(model, optimizer=optimizer, budget="1200KiB") as found:
         plan = found.prepare((), batch(0))
-        measured = slowed(plan, 1.0, 1.0, 1.0)
-        graph, steps = plan.image.problem.graph, plan.image.schedule.steps
+        late = with_forward_behind(plan, 0.001)
         moved = moved_updates(plan.menu.problem.graph, plan.program.states)
-        waiting = [
-            span.step
-            for span in measured.spans
-            if isinstance(steps[span.step], Compute)
-            and graph.ops[steps[span.step].op].phase is Phase.FORWARD
-            and graph.calls[graph.ops[steps[span.step].op].region].module in plan.program.states
-        ]
-        behind = {span.step: 0.001 * sum(number <= span.step for number in waiting) for span in measured.spans}
-        spans = [span._replace(start=span.start + behind[span.step], end=span.end + behind[span.step]) for span in measured.spans]
-        late = replace(measured, spans=tuple(spans), seconds=measured.seconds + 0.001 * len(waiting))
         menu = corrected(plan, late, late.seconds)
         again = image(menu, plan.program)
     before, after = plan.menu.problem.costs.op_seconds, menu.problem.costs.op_seconds
-    assert waiting and moved
+    assert moved and late.seconds > plan.predicted.seconds
     assert all(after[op.id, "gpu"] == pytest.approx(before[op.id, "gpu"], rel=0.05) for op in plan.menu.problem.graph.ops)
     assert all(after[op, "cpu"] > 2 * before[op, "cpu"] for op in moved)
     assert simulate(again.problem, again.schedule).seconds == pytest.approx(late.seconds, rel=0.05)
@@ -318,6 +322,21 @@ def test_updates_on_the_cpu_take_what_they_took():
     assert not is_cpu_off(plan.predicted, planned) and not is_cpu_off(plan.predicted, None)
     assert is_cpu_off(replace(plan.predicted, seconds=1.9 * planned), 1.06 * planned)
     assert not is_cpu_off(replace(plan.predicted, seconds=2.1 * planned), 1.06 * planned)  # it has time
+
+
+def test_what_a_cpu_that_is_known_leaves_of_the_lateness_is_the_links():
+    """Each call in forward begins a millisecond later than planned, and the cpu took what was planned: then the rest came so much later."""
+    model, optimizer = model_and_optimizer()
+    with fitting(model, optimizer=optimizer, budget="1200KiB") as found:
+        plan = found.prepare((), batch(0))
+        late = with_forward_behind(plan, 0.001)
+        menu = corrected(plan, late, late.seconds, plan.predicted.busy_seconds()["cpu"])
+        again = image(menu, plan.program)
+    rate, before = (one.problem.machine.link("dram", "hbm").bytes_per_second for one in (menu, plan.menu))
+    costs, planned = menu.problem.costs.op_seconds, plan.menu.problem.costs.op_seconds
+    assert rate < 0.5 * before
+    assert all(costs[key] == pytest.approx(planned[key], rel=0.05) for key in planned)
+    assert simulate(again.problem, again.schedule).seconds == pytest.approx(late.seconds, rel=0.05)
 
 
 def test_the_cpu_says_how_long_it_is_at_updates():

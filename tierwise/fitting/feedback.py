@@ -16,7 +16,7 @@ from statistics import mean, median
 
 from ..ir import Choice, Compute, Copy, Machine, Menu, Phase, Problem, Timeline
 from ..lower import image
-from ..lower.states import BESIDE, moved_updates, streaming_seconds
+from ..lower.states import moved_updates
 from ..simulate import simulate
 from .plan import Plan
 
@@ -134,13 +134,13 @@ def calls_in(plan: Plan, timeline: Timeline) -> list[RegionCall]:
 
 
 def _with_late_updates(menu: Menu, plan: Plan, seconds: float, is_cpu_known: bool) -> Menu:
-    """Updates elsewhere as slow as they must be for a step by this plan to take so long; those that nothing is known of."""
-    return _fitted(lambda factor: _with_slower_updates(menu, factor, is_cpu_known), 1.0, MOST_TIMES_SLOWER, plan, seconds)
+    """Updates elsewhere as slow as they must be for a step by this plan to take so long: on the cpu, or where that is known, over the link."""
+    return _fitted(lambda factor: _with_other_updates(menu, factor, is_cpu_known, is_cpu_known), 1.0, MOST_TIMES_SLOWER, plan, seconds)
 
 
 def _with_early_updates(menu: Menu, plan: Plan, seconds: float, links: bool, is_cpu_known: bool) -> Menu:
     """Updates elsewhere as fast as they must be for a step by this plan to take no longer, on the cpu and over links that nothing was measured of."""
-    return _fitted(lambda factor: _with_faster_updates(menu, factor, links, is_cpu_known), 1 / MOST_TIMES_FASTER, 1.0, plan, seconds)
+    return _fitted(lambda factor: _with_other_updates(menu, factor, links, is_cpu_known), 1 / MOST_TIMES_FASTER, 1.0, plan, seconds)
 
 
 def _fitted(made_by: Callable[[float], Menu], least: float, most: float, plan: Plan, seconds: float) -> Menu:
@@ -151,23 +151,13 @@ def _fitted(made_by: Callable[[float], Menu], least: float, most: float, plan: P
     return made_by(least)
 
 
-def _with_slower_updates(menu: Menu, factor: float, is_cpu_known: bool) -> Menu:
-    problem, device = menu.problem, menu.problem.machine.device.name
-    seconds = dict(problem.costs.op_seconds)
-    for op in problem.graph.ops:
-        if op.phase is Phase.UPDATE and (op.id, device) in seconds:
-            seconds[op.id, BESIDE] = factor * max(seconds.get((op.id, BESIDE), 0.0), streaming_seconds(problem, op))
-            if (op.id, "cpu") in seconds and not is_cpu_known:
-                seconds[op.id, "cpu"] *= factor
-    return replace(menu, problem=replace(problem, costs=replace(problem.costs, op_seconds=seconds)))
-
-
-def _with_faster_updates(menu: Menu, factor: float, links: bool, is_cpu_known: bool) -> Menu:
+def _with_other_updates(menu: Menu, factor: float, links: bool, is_cpu_known: bool) -> Menu:
+    """So many times as long: on the cpu unless that is known, and over links."""
     problem = menu.problem
-    ends, elsewhere = {problem.device_tier, "dram"}, {BESIDE} if is_cpu_known else {"cpu", BESIDE}
-    seconds = {(op, on): factor * cost if on in elsewhere else cost for (op, on), cost in problem.costs.op_seconds.items()}
+    ends = {problem.device_tier, "dram"}
     machine = problem.machine.with_rates(lambda link, _, rate: rate / factor if links and {link.src, link.dst} == ends else rate)
-    return replace(menu, problem=replace(problem, machine=machine, costs=replace(problem.costs, op_seconds=seconds)))
+    found = replace(menu, problem=replace(problem, machine=machine))
+    return found if is_cpu_known else with_cpu(found, factor)
 
 
 def _between(problem: Problem, plan: Plan, measured_seconds: float) -> Problem:
