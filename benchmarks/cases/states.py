@@ -153,7 +153,7 @@ def fitted_row(way: Way, given: argparse.Namespace, device: Any) -> dict[str, An
     from tierwise.fitting import fitted_of
     from tierwise.fitting.feedback import with_cpu
     from tierwise.fitting.programs import measured_only
-    from tierwise.lower.bound import least_seconds
+    from tierwise.lower.stages import least_seconds_by_stages
 
     shape = {name: getattr(given, name) or size for name, size in (LARGE if way.shape == "7B" else SHAPE).items()}
     llama = _model(shape, given.device, compiled=False)
@@ -201,7 +201,7 @@ def fitted_row(way: Way, given: argparse.Namespace, device: Any) -> dict[str, An
         """By what was measured: a choice that was only estimated may be slower."""
         known = measured_only(menu)
         known = known if all(known.choices.values()) else menu
-        return least_seconds(known, plan.program.update, lambda states: (fitted.lasting.holes_bytes(states), 0))
+        return least_seconds_by_stages(known, plan.program.update, lambda states: (fitted.lasting.holes_bytes(states), 0))
 
     found = timed | {
         "waits": _waits(plan, step, fitted) if way.state != "nvme" else None,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,12 +63,12 @@ def mix_between(least: float, most: float, update: str) -> Mix:
     return Mix(least, most, cpu, out, into, max(out, others), max(into, others))
 
 
-def least_seconds(menu: Menu, update: str = "after", takes: Takes | None = None) -> float:
+def least_seconds(menu: Menu, update: str = "after", takes: Takes | None = None, least_of: Callable[..., float] | None = None) -> float:
     """Seconds of a step below which no program of the menu can get within its budget; infinite if none fits by this count. `takes`: what whoever runs
-    updates holds on the device for them all the time."""
-    facts = Facts.of(menu)
+    updates holds on the device for them all the time. `least_of`: by other lines than these."""
+    facts, least_of = Facts.of(menu), least_of or _least_seconds
     if takes is None or not facts.units:
-        return _least_seconds(menu, update, facts)
+        return least_of(menu, update, facts)
     # Modules of one size, of which most state is. Whoever moves one of them has that much less memory; who moves none moves little.
     state = Counter[int]()
     for unit in facts.units:
@@ -76,8 +77,8 @@ def least_seconds(menu: Menu, update: str = "after", takes: Takes | None = None)
     alike = [(unit.path, home) for unit in facts.units if unit.parameter_bytes == size for home in menu.homes[unit.path] if home != ON_DEVICE]
     least = min((takes({path: home})[0] for path, home in alike), default=0)
     lighter = with_budget(menu, max(1, menu.problem.budget_bytes - least))
-    some = _least_seconds(lighter, update, facts)
-    return min(some, _least_seconds(menu, update, facts, moved=1 - nbytes / max(1, state.total()))) if least else some
+    some = least_of(lighter, update, facts)
+    return min(some, least_of(menu, update, facts, moved=1 - nbytes / max(1, state.total()))) if least else some
 
 
 def _least_seconds(menu: Menu, update: str, facts: Facts, moved: float = 1.0) -> float:
@@ -90,23 +91,26 @@ def has_own_pace(menu: Menu) -> bool:
     return any(home.state == "nvme" for found in menu.homes.values() for home in found)
 
 
-def best_lines(menu: Menu, update: str, facts: Facts, moved: float = 1.0) -> tuple[float, Bound]:
-    """The least seconds, and the lines of which these are."""
+def best_lines(menu: Menu, update: str, facts: Facts, moved: float = 1.0, closer: Callable[[Mix], float] | None = None) -> tuple[float, Bound]:
+    """The least seconds, and the lines of which these are. `closer`: what else is known of the least in a range of how updates are shared."""
     homes = [home for found in menu.homes.values() for home in found]
     alone = Bound(menu, update, facts=facts, moved=moved)
     if has_own_pace(menu) or all(home.update == "device" for home in homes):
         return alone.least(), alone
     on_cpu, streamed, _ = alone.shares
     nowhere_else = alone.lines.solve(fixed={on_cpu: 0.0, streamed: 0.0}).objective
-    ranges = [(0.0, 0.0, 1.0, alone)]  # by what is promised, the whole first; no two begin at the same share
+    ranges = [(0.0, 0.0, 1.0, alone, False)]  # by what is promised, the whole first; no two begin at the same share
     while ranges[0][0] < nowhere_else:
-        promised, least, most, lines = heapq.heappop(ranges)
-        if most - least <= NARROW:
+        promised, least, most, lines, is_close = heapq.heappop(ranges)
+        if most - least <= NARROW and (is_close or closer is None):
             return promised, lines
+        if most - least <= NARROW and closer is not None:
+            heapq.heappush(ranges, (max(promised, closer(mix_between(least, most, update))), least, most, lines, True))
+            continue
         middle = (least + most) / 2
         for part in ((least, middle), (middle, most)):
             lines = Bound(menu, update, mix_between(*part, update), facts=facts, moved=moved)
-            heapq.heappush(ranges, (lines.least(), *part, lines))
+            heapq.heappush(ranges, (lines.least(), *part, lines, False))
     return nowhere_else, Bound(menu, update, facts=facts, moved=0.0)
 
 
