@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from toy_blocks import IN_HOST, menu_with_moments
+from toy_blocks import CPU, EVERYWHERE, IN_HOST, THROUGH, menu_with_moments
 
 from tierwise.lower import Chosen, image, keep_everything
 from tierwise.lower.clock import Clock
@@ -27,3 +27,22 @@ def test_a_plan_that_waits_for_the_host_has_to_promise_more(cpu_seconds, promise
     assert stays.seconds == 17 and leaves.seconds == pytest.approx(promised, abs=0.01)
     found = Detail(question, lambda states: (0, 0), Clock(counts=True)).first(leaves, [stays], until=10)
     assert found is (stays if on_the_device else leaves)
+
+
+def test_what_the_cpu_sends_anyway_comes_in_time_from_host_memory():
+    """Three blocks, of which the cpu updates the first and the last, over a link of two bytes a second. The last block's weight, sent as soon as it
+    is made, has the state of the second wait behind it; it is faster if that weight lives in host memory and comes for its forward."""
+    question = menu_with_moments(3, cpu_seconds=0.5)
+    machine = question.problem.machine.with_rates(lambda link, lane, rate: 2.0)
+    question = replace(question, problem=replace(question.problem, machine=machine), homes=dict.fromkeys(question.homes, EVERYWHERE))
+    states = {"block0": CPU, "block1": THROUGH, "block2": CPU}
+    detail = Detail(question, lambda states: (0, 0), Clock(False))
+    program = replace(keep_everything(question), states=states, update="backward", ahead=2)
+    given = chosen(question, program)
+    found = detail.where_they_come_anyway(given)
+    assert found.program.states == {**states, "block2": IN_HOST}
+    assert detail.seconds(found.program) < 0.9 * detail.seconds(program)
+    alone = replace(given, program=replace(program, states={"block1": THROUGH}))
+    assert detail.where_they_come_anyway(alone) is alone  # the cpu makes nothing
+    full = Detail(question, lambda states: (0, 10**9), Clock(False))
+    assert full.seconds(program) is None  # host memory has no room for it

@@ -42,18 +42,34 @@ class Detail:
                 found.append((seconds, number, chosen))
         return min(found)[2] if found else best
 
+    def where_they_come_anyway(self, chosen: Chosen) -> Chosen:
+        """The same, with parameters in host memory that the cpu updates and sends in every step: those of the last such module, or of all of them. On
+        the device they come as soon as they are made, and others wait; from there they come in time."""
+        states = chosen.program.states
+        made_there = [path for path, place in states.items() if (place.update, place.parameters) == ("cpu", "device")]
+        there = {path: home for path in made_there if (home := replace(states[path], parameters="host")) in self._menu.homes[path]}
+        if not there:
+            return chosen
+        programs = [replace(chosen.program, states={**states, **moved}) for moved in ({}, dict([*there.items()][-1:]), there)]
+        return self._fastest(chosen, programs)
+
     def in_time(self, chosen: Chosen) -> Chosen:
         """The same, with parameters on their way as early as is fastest."""
         if not comes_and_goes(chosen.program):
             return chosen
         programs = [replace(chosen.program, ahead=ahead) for ahead in dict.fromkeys((chosen.program.ahead, *OTHERS_AHEAD))]
+        return self._fastest(chosen, programs)
+
+    def _fastest(self, chosen: Chosen, programs: Sequence[Program]) -> Chosen:
         found = [(seconds, number) for number, program in enumerate(programs) if (seconds := self.seconds(program)) is not None]
         return replace(chosen, program=programs[min(found)[1]]) if found else chosen
 
     def seconds(self, program: Program) -> float | None:
         """Between what it takes on this host and on a slower one. None: it does not fit."""
         self._clock.tick()
-        passing, _ = self._takes(program.states) if program.states else (0, 0)
+        passing, host = self._takes(program.states) if program.states else (0, 0)
+        if host > self._menu.problem.machine.capacity("dram"):
+            return None
         made = image(with_budget(self._menu, self._menu.problem.budget_bytes - passing), program)
         try:
             check_schedule(made.problem, made.schedule)

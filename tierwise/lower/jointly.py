@@ -83,7 +83,8 @@ def choose_jointly(
         missing = _missing_host_bytes(whole, found) if fixed is None and "nvme" in tiers else 0
         if missing <= 0:
             detail = Detail(whole, takes, clock)
-            found = detail.in_time(detail.first(found, search.near(found), began + seconds))
+            found = detail.first(found, search.near(found), began + seconds)
+            found = detail.in_time(detail.where_they_come_anyway(found) if fixed is None else found)
             break
         machine = menu.problem.machine
         menu = replace(menu, problem=replace(menu.problem, machine=machine.with_capacity("dram", machine.capacity("dram") - 2 * missing)))
