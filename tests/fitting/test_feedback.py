@@ -339,6 +339,23 @@ def test_what_a_cpu_that_is_known_leaves_of_the_lateness_is_the_links():
     assert simulate(again.problem, again.schedule).seconds == pytest.approx(late.seconds, rel=0.05)
 
 
+def test_what_is_between_regions_is_not_blamed_for_what_updates_hold_up():
+    """State is elsewhere; each call in forward begins a millisecond later than planned, and the step takes three times as long as that explains: ops
+    between regions count with a quarter more, and the rest is the link's."""
+    model, optimizer = model_and_optimizer()
+    with fitting(model, optimizer=optimizer, budget="1200KiB") as found:
+        plan = found.prepare((), batch(0))
+        late = with_forward_behind(plan, 0.001)
+        seconds = 3 * late.seconds
+        menu = corrected(plan, replace(late, seconds=seconds), seconds, plan.predicted.busy_seconds()["cpu"])
+        again = image(menu, plan.program)
+    graph, moved = plan.menu.problem.graph, moved_updates(plan.menu.problem.graph, plan.program.states)
+    outside = [op.id for op in graph.ops if op.region not in plan.program.calls and op.id not in moved]
+    costs, planned = menu.problem.costs.op_seconds, plan.menu.problem.costs.op_seconds
+    assert all(costs[op, "gpu"] == pytest.approx(1.25 * planned[op, "gpu"]) for op in outside if (op, "gpu") in planned)
+    assert simulate(again.problem, again.schedule).seconds == pytest.approx(seconds, rel=0.05)
+
+
 def test_the_cpu_says_how_long_it_is_at_updates():
     """Each step updates everything once; what the cpu is at in a step is less than the step, and more than nothing."""
     model, optimizer = model_and_optimizer()

@@ -27,6 +27,7 @@ WARM_STEPS = 4  # of a plan: by then everything is compiled and warm, and update
 TIMED_STEPS = 5  # the middle one of these is what a step takes: now and then Python stops for garbage, or the host for somebody else
 MOST_TIMES_SLOWER, HALVINGS = 64.0, 8  # updates than planned; of that range, until a factor is known to 2%
 MOST_TIMES_FASTER = 1.25  # about what plans may take off for whoever is beside
+MOST_OTHERWISE = 1.25  # times as long, or short, as planned: what is between regions where compute stands still for updates
 EARLY = 0.01  # of a step: what calls may have waited less than planned before updates are taken to be faster
 LEAST_COPY_BYTES = 1 << 20  # smaller ones say more about the latency of a link than about its rate
 
@@ -66,7 +67,10 @@ def corrected(plan: Plan, measured: Timeline, seconds: float, cpu_seconds: float
     late = _late_seconds(plan, measured) + stalled
     if -EARLY * seconds < late < 0:
         late = 0.0
-    found = replace(menu, choices=choices, problem=_between(replace(menu.problem, machine=machine), plan, seconds - (within - stalled) - late))
+    between = seconds - (within - stalled) - late
+    found = replace(
+        menu, choices=choices, problem=_between(replace(menu.problem, machine=machine), plan, between, stalled + abs(late) > EARLY * seconds)
+    )
     planned, known = plan.predicted.busy_seconds().get("cpu", 0.0), False
     if cpu_seconds and planned:
         found, known = with_cpu(found, cpu_seconds / planned), True
@@ -160,9 +164,9 @@ def _with_other_updates(menu: Menu, factor: float, links: bool, is_cpu_known: bo
     return found if is_cpu_known else with_cpu(found, factor)
 
 
-def _between(problem: Problem, plan: Plan, measured_seconds: float) -> Problem:
+def _between(problem: Problem, plan: Plan, measured_seconds: float, is_held_up: bool) -> Problem:
     """Ops outside of the planned calls, all slower or faster by what they and the waiting between calls came to. Updates that run elsewhere say
-    nothing about them."""
+    nothing about them; where compute stands still for these, it does so in more places than are told apart."""
     device, calls = problem.machine.device.name, plan.program.calls
     waiting = max(0.0, plan.predicted.seconds - plan.predicted.busy_seconds().get(device, 0.0))
     elsewhere = moved_updates(problem.graph, plan.program.states)
@@ -175,6 +179,8 @@ def _between(problem: Problem, plan: Plan, measured_seconds: float) -> Problem:
     if planned <= 0 or measured_seconds <= waiting:
         return problem
     factor = (measured_seconds - waiting) / planned
+    if is_held_up:
+        factor = min(max(factor, 1 / MOST_OTHERWISE), MOST_OTHERWISE)
     seconds = {**problem.costs.op_seconds, **{op: factor * problem.costs.op_seconds[op] for op in outside}}
     return replace(problem, costs=replace(problem.costs, op_seconds=seconds))
 
