@@ -26,6 +26,7 @@ MOST_CORRECTIONS = 2
 WARM_STEPS = 4  # of a plan: by then everything is compiled and warm, and updates of the step before are as late as they will be
 TIMED_STEPS = 5  # the middle one of these is what a step takes: now and then Python stops for garbage, or the host for somebody else
 MOST_TIMES_SLOWER, HALVINGS = 64.0, 8  # updates than planned; of that range, until a factor is known to 2%
+LINK_TIMES_SLOWER = 8.0  # a link that others use, too; what it takes more is no matter of links
 MOST_TIMES_FASTER = 1.25  # about what plans may take off for whoever is beside
 MOST_OTHERWISE = 1.25  # times as long, or short, as planned: what is between regions where compute stands still for updates
 EARLY = 0.01  # of a step: what calls may have waited less than planned before updates are taken to be faster
@@ -139,7 +140,8 @@ def calls_in(plan: Plan, timeline: Timeline) -> list[RegionCall]:
 
 def _with_late_updates(menu: Menu, plan: Plan, seconds: float, is_cpu_known: bool) -> Menu:
     """Updates elsewhere as slow as they must be for a step by this plan to take so long: on the cpu, or where that is known, over the link."""
-    return _fitted(lambda factor: _with_other_updates(menu, factor, is_cpu_known, is_cpu_known), 1.0, MOST_TIMES_SLOWER, plan, seconds)
+    most = LINK_TIMES_SLOWER if is_cpu_known else MOST_TIMES_SLOWER
+    return _fitted(lambda factor: _with_other_updates(menu, factor, is_cpu_known, is_cpu_known), 1.0, most, plan, seconds)
 
 
 def _with_early_updates(menu: Menu, plan: Plan, seconds: float, links: bool, is_cpu_known: bool) -> Menu:
