@@ -142,7 +142,7 @@ def with_heavy_state(question, rate, *homes):
 def test_no_placement_is_faster(update):
     """Whatever is placed wherever, in as much memory as that takes."""
     rng = random.Random(0)
-    for _ in range(60):
+    for _ in range(30):
         question = menu_with_moments(rng.choice((3, 4, 6)), cpu_seconds=rng.choice((0.5, 1.0, 3.0, 6.0)))
         rate = rng.choice((2.0, 5.0, 20.0, 100.0))
         machine = question.problem.machine.with_rates(lambda link, lane, other, rate=rate: rate)
