@@ -7,6 +7,7 @@ Weights have 5 bytes, inputs and gradients of activations 10. Every op takes 1 s
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import problems
 
@@ -29,7 +30,10 @@ from tierwise.ir import (
     SavedValue,
     Storage,
     Tier,
+    peak_bytes,
 )  # fmt: skip
+from tierwise.lower import Image, image, keep_everything, with_budget
+from tierwise.lower.choose import recompute_everything
 from tierwise.regions import JointGraph, JointValue, Kind
 
 KEEP = Choice("keep", (SavedValue("h", 30),), True, False, 2.0, 1.0, 0, 0)
@@ -110,3 +114,15 @@ def menu_with_moments(length: int, *, hbm: int = 10_000, dram: int = 100_000, cp
     problem = Problem(replace(graph, ops=tuple(ops), storages=tuple(storages)), problems.machine(hbm, dram), Costs(seconds))
     homes = {f"block{n}": (ON_DEVICE, IN_HOST, ON_DISK, ALL_ON_DISK) for n in range(length)}
     return Menu(problem, {0: (KEEP, CHECKPOINT)}, homes)
+
+
+def anything_anywhere(rng: Random, update: str) -> tuple[Image, Menu]:
+    """A step with some state in some places over some link, and its menu with the memory it takes."""
+    question = menu_with_moments(rng.choice((3, 4, 6)), cpu_seconds=rng.choice((0.5, 1.0, 3.0, 6.0)))
+    rate = rng.choice((2.0, 5.0, 20.0, 100.0))
+    machine = question.problem.machine.with_rates(lambda link, lane, other: rate)
+    question = replace(question, problem=replace(question.problem, machine=machine), homes=dict.fromkeys(question.homes, EVERYWHERE))
+    states = {path: place for path in question.homes if (place := rng.choice(EVERYWHERE)) != ON_DEVICE}
+    calls = rng.choice((keep_everything, recompute_everything))(question)
+    made = image(question, replace(calls, states=states, update=update, ahead=rng.choice((1, 2, 3))))
+    return made, with_budget(question, peak_bytes(made.problem, made.schedule)["hbm"])

@@ -21,6 +21,13 @@ from tierwise.lower.states import moved_updates
 from tierwise.simulate import simulate
 
 
+@pytest.fixture(scope="module", name="plan")
+def plan_with_placed_state():
+    model, optimizer = model_and_optimizer()
+    with fitting(model, optimizer=optimizer, budget="1200KiB") as found:
+        return found.prepare((), batch(0))
+
+
 def slowed(plan, regions: float, between: float, copies: float):
     """The predicted step as if it had been measured, with everything slower by these factors. A measurement has spans of regions and copies only."""
     graph, spans, seconds = plan.image.problem.graph, [], plan.predicted.seconds
@@ -190,14 +197,11 @@ def test_state_does_not_move_for_a_plan_made_again(monkeypatch):
         assert plan_of(model).program == program and plan_of(model).corrections == 1
 
 
-def test_updates_that_run_elsewhere_say_nothing_about_what_is_between_regions():
+def test_updates_that_run_elsewhere_say_nothing_about_what_is_between_regions(plan):
     """State is placed; all goes as predicted, only what is between regions takes twice as long: the loss, not the updates."""
-    model, optimizer = model_and_optimizer()
-    with fitting(model, optimizer=optimizer, budget="1200KiB") as found:
-        plan = found.prepare((), batch(0))
-        moved = moved_updates(plan.menu.problem.graph, plan.program.states)
-        measured = slowed(plan, 1.0, 2.0, 1.0)
-        menu = corrected(plan, measured, measured.seconds)
+    moved = moved_updates(plan.menu.problem.graph, plan.program.states)
+    measured = slowed(plan, 1.0, 2.0, 1.0)
+    menu = corrected(plan, measured, measured.seconds)
     before, after = plan.menu.problem.costs.op_seconds, menu.problem.costs.op_seconds
     between = [(op.id, "gpu") for op in plan.menu.problem.graph.ops if op.region not in plan.program.calls and op.id not in moved]
     assert moved and between and all(after[op] == pytest.approx(2 * before[op], rel=0.02) for op in between)
@@ -219,16 +223,13 @@ def with_forward_behind(plan, seconds: float):
     return replace(measured, spans=tuple(spans), seconds=measured.seconds + seconds * len(waiting))
 
 
-def test_calls_that_wait_for_updates_elsewhere_say_that_these_are_slow():
+def test_calls_that_wait_for_updates_elsewhere_say_that_these_are_slow(plan):
     """State is placed; each call in forward begins a millisecond later than planned, and all of that is lost. What is between regions is as it
     was, and the same program is now predicted to be as late."""
-    model, optimizer = model_and_optimizer()
-    with fitting(model, optimizer=optimizer, budget="1200KiB") as found:
-        plan = found.prepare((), batch(0))
-        late = with_forward_behind(plan, 0.001)
-        moved = moved_updates(plan.menu.problem.graph, plan.program.states)
-        menu = corrected(plan, late, late.seconds)
-        again = image(menu, plan.program)
+    late = with_forward_behind(plan, 0.001)
+    moved = moved_updates(plan.menu.problem.graph, plan.program.states)
+    menu = corrected(plan, late, late.seconds)
+    again = image(menu, plan.program)
     before, after = plan.menu.problem.costs.op_seconds, menu.problem.costs.op_seconds
     assert moved and late.seconds > plan.predicted.seconds
     assert all(after[op.id, "gpu"] == pytest.approx(before[op.id, "gpu"], rel=0.05) for op in plan.menu.problem.graph.ops)
@@ -283,13 +284,10 @@ def test_what_is_a_little_off_is_measured_and_kept(monkeypatch):
     assert plan.predicted.seconds == pytest.approx(1.03 * first[0].predicted.seconds, rel=0.005)
 
 
-def test_calls_that_wait_less_for_updates_elsewhere_say_that_these_are_fast(monkeypatch):
+def test_calls_that_wait_less_for_updates_elsewhere_say_that_these_are_fast(monkeypatch, plan):
     """State is placed, and the cpu was taken for a tenth slower than it is: calls begin when they would with a faster one. The same program is then
     predicted to be as early, and the cpu to be as fast."""
     monkeypatch.setattr("tierwise.fitting.feedback.EARLY", 0.0)
-    model, optimizer = model_and_optimizer()
-    with fitting(model, optimizer=optimizer, budget="1200KiB") as found:
-        plan = found.prepare((), batch(0))
     moved = moved_updates(plan.menu.problem.graph, plan.program.states)
     costs = plan.menu.problem.costs.op_seconds
     slow = replace(plan.menu, problem=with_seconds(plan.menu.problem, {key: cost * 2000 for key, cost in costs.items() if key[1] == "cpu"}))
@@ -307,14 +305,11 @@ def test_calls_that_wait_less_for_updates_elsewhere_say_that_these_are_fast(monk
     assert all(menu.problem.costs.op_seconds[op, "cpu"] == pytest.approx(1800 * costs[op, "cpu"], rel=0.03) for op in moved)
 
 
-def test_updates_on_the_cpu_take_what_they_took():
+def test_updates_on_the_cpu_take_what_they_took(plan):
     """The cpu took half as long again as planned and nothing waited for it. Then the next plan has such a cpu, and streams and links as they were."""
-    model, optimizer = model_and_optimizer()
-    with fitting(model, optimizer=optimizer, budget="1200KiB") as found:
-        plan = found.prepare((), batch(0))
-        measured = slowed(plan, 1.0, 1.0, 1.0)
-        planned = plan.predicted.busy_seconds()["cpu"]
-        menu = corrected(plan, measured, measured.seconds, 1.5 * planned)
+    measured = slowed(plan, 1.0, 1.0, 1.0)
+    planned = plan.predicted.busy_seconds()["cpu"]
+    menu = corrected(plan, measured, measured.seconds, 1.5 * planned)
     costs, before = menu.problem.costs.op_seconds, plan.menu.problem.costs.op_seconds
     on_cpu = [key for key in before if key[1] == "cpu"]
     assert on_cpu and all(costs[key] == pytest.approx(1.5 * before[key]) for key in on_cpu)
@@ -324,14 +319,11 @@ def test_updates_on_the_cpu_take_what_they_took():
     assert not is_cpu_off(replace(plan.predicted, seconds=2.1 * planned), 1.06 * planned)  # it has time
 
 
-def test_what_a_cpu_that_is_known_leaves_of_the_lateness_is_the_links():
+def test_what_a_cpu_that_is_known_leaves_of_the_lateness_is_the_links(plan):
     """Each call in forward begins a millisecond later than planned, and the cpu took what was planned: then the rest came so much later."""
-    model, optimizer = model_and_optimizer()
-    with fitting(model, optimizer=optimizer, budget="1200KiB") as found:
-        plan = found.prepare((), batch(0))
-        late = with_forward_behind(plan, 0.001)
-        menu = corrected(plan, late, late.seconds, plan.predicted.busy_seconds()["cpu"])
-        again = image(menu, plan.program)
+    late = with_forward_behind(plan, 0.001)
+    menu = corrected(plan, late, late.seconds, plan.predicted.busy_seconds()["cpu"])
+    again = image(menu, plan.program)
     rate, before = (one.problem.machine.link("dram", "hbm").bytes_per_second for one in (menu, plan.menu))
     costs, planned = menu.problem.costs.op_seconds, plan.menu.problem.costs.op_seconds
     assert rate < 0.5 * before
@@ -339,16 +331,13 @@ def test_what_a_cpu_that_is_known_leaves_of_the_lateness_is_the_links():
     assert simulate(again.problem, again.schedule).seconds == pytest.approx(late.seconds, rel=0.05)
 
 
-def test_what_is_between_regions_is_not_blamed_for_what_updates_hold_up():
+def test_what_is_between_regions_is_not_blamed_for_what_updates_hold_up(plan):
     """State is elsewhere; each call in forward begins a tenth of a millisecond later than planned, and the step takes half as long again as that
     explains: ops between regions count with a quarter more, and the rest is the link's."""
-    model, optimizer = model_and_optimizer()
-    with fitting(model, optimizer=optimizer, budget="1200KiB") as found:
-        plan = found.prepare((), batch(0))
-        late = with_forward_behind(plan, 0.0001)
-        seconds = 1.5 * late.seconds
-        menu = corrected(plan, replace(late, seconds=seconds), seconds, plan.predicted.busy_seconds()["cpu"])
-        again = image(menu, plan.program)
+    late = with_forward_behind(plan, 0.0001)
+    seconds = 1.5 * late.seconds
+    menu = corrected(plan, replace(late, seconds=seconds), seconds, plan.predicted.busy_seconds()["cpu"])
+    again = image(menu, plan.program)
     graph, moved = plan.menu.problem.graph, moved_updates(plan.menu.problem.graph, plan.program.states)
     outside = [op.id for op in graph.ops if op.region not in plan.program.calls and op.id not in moved]
     costs, planned = menu.problem.costs.op_seconds, plan.menu.problem.costs.op_seconds

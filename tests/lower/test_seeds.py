@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from lower.test_bound import CPU, EVERYWHERE, THROUGH, with_heavy_state
-from toy_blocks import menu_with_moments
+from lower.test_bound import with_heavy_state
+from toy_blocks import CPU, EVERYWHERE, THROUGH, menu_with_moments
 
 from tierwise.lower.bound import best_lines, with_updates
 from tierwise.lower.facts import Facts

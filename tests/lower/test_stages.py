@@ -6,12 +6,11 @@ import random
 from dataclasses import replace
 
 import pytest
-from toy_blocks import CPU, EVERYWHERE, IN_HOST, menu, menu_with_moments
+from toy_blocks import CPU, IN_HOST, anything_anywhere, menu, menu_with_moments
 
-from tierwise.ir import ON_DEVICE, peak_bytes
-from tierwise.lower import image, keep_everything, stages, with_budget
+from tierwise.ir import ON_DEVICE
+from tierwise.lower import stages
 from tierwise.lower.bound import least_seconds
-from tierwise.lower.choose import recompute_everything
 from tierwise.lower.stages import Course, least_seconds_by_stages
 from tierwise.simulate import simulate
 
@@ -57,16 +56,9 @@ def test_it_is_the_other_bound_where_it_says_nothing_more(monkeypatch):
 def test_no_placement_is_faster():
     """Whatever is placed wherever, in as much memory as that takes; and it is never below the other."""
     rng, closer = random.Random(1), 0
-    for _ in range(10):
-        question = menu_with_moments(rng.choice((3, 4, 6)), cpu_seconds=rng.choice((0.5, 1.0, 3.0, 6.0)))
-        rate = rng.choice((2.0, 5.0, 20.0, 100.0))
-        machine = question.problem.machine.with_rates(lambda link, lane, other, rate=rate: rate)
-        question = replace(question, problem=replace(question.problem, machine=machine), homes=dict.fromkeys(question.homes, EVERYWHERE))
-        states = {path: place for path in question.homes if (place := rng.choice(EVERYWHERE)) != ON_DEVICE}
-        calls = rng.choice((keep_everything, recompute_everything))(question)
-        made = image(question, replace(calls, states=states, update="backward", ahead=rng.choice((1, 2, 3))))
-        within = with_budget(question, peak_bytes(made.problem, made.schedule)["hbm"])
+    for _ in range(30):
+        made, within = anything_anywhere(rng, "backward")
         found, other = least_seconds_by_stages(within, "backward"), least_seconds(within, "backward")
         assert other * (1 - 1e-6) <= found <= simulate(made.problem, made.schedule).seconds * (1 + 1e-6)
         closer += found > 1.001 * other
-    assert closer > 1
+    assert closer > 5

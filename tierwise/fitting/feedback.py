@@ -75,8 +75,7 @@ def corrected(plan: Plan, measured: Timeline, seconds: float, cpu_seconds: float
     planned, known = plan.predicted.busy_seconds().get("cpu", 0.0), False
     if cpu_seconds and planned:
         found, known = with_cpu(found, cpu_seconds / planned), True
-        made = image(found, plan.program)
-        late = seconds - simulate(made.problem, made.schedule).seconds  # what the CPU leaves of it
+        late = seconds - _step_seconds(found, plan)  # what the CPU leaves of it
         late = late if abs(late) > EARLY * seconds else 0.0
     if late > 0:
         return _with_late_updates(found, plan, seconds, known)
@@ -85,8 +84,13 @@ def corrected(plan: Plan, measured: Timeline, seconds: float, cpu_seconds: float
 
 def with_cpu(menu: Menu, factor: float) -> Menu:
     """With updates on the CPU that take so many times as long."""
-    seconds = {(op, on): factor * cost if on == "cpu" else cost for (op, on), cost in menu.problem.costs.op_seconds.items()}
-    return replace(menu, problem=replace(menu.problem, costs=replace(menu.problem.costs, op_seconds=seconds)))
+    return replace(menu, problem=replace(menu.problem, costs=menu.problem.costs.slowed(factor, "cpu")))
+
+
+def _step_seconds(menu: Menu, plan: Plan) -> float:
+    """What a step by this plan takes with these costs."""
+    made = image(menu, plan.program)
+    return simulate(made.problem, made.schedule).seconds
 
 
 def _stalled_seconds(ran: Mapping[tuple[int, str, Phase], Sequence[float]]) -> float:
@@ -152,8 +156,7 @@ def _with_early_updates(menu: Menu, plan: Plan, seconds: float, links: bool, is_
 def _fitted(made_by: Callable[[float], Menu], least: float, most: float, plan: Plan, seconds: float) -> Menu:
     for _ in range(HALVINGS):
         middle = (least * most) ** 0.5
-        made = image(made_by(middle), plan.program)
-        least, most = (middle, most) if simulate(made.problem, made.schedule).seconds < seconds else (least, middle)
+        least, most = (middle, most) if _step_seconds(made_by(middle), plan) < seconds else (least, middle)
     return made_by(least)
 
 

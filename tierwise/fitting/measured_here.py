@@ -24,8 +24,8 @@ COPIES = tuple(1 << power for power in (20, 23, 26))  # enough for a rate; littl
 UPDATED_ELEMENTS = 1 << 24  # half a GB: past every cache of a card
 HOST_ELEMENTS = 1 << 26  # a GB: with a quarter of it a host's large caches still helped, and promised 6.1 G a second where steps have 4.4
 UPDATE_BYTES = 28  # a parameter's gradient, master, two moments and the parameter itself, as CpuPass reads and writes them
-# Parameters a second that plans count on alone. In nine steps of 7B and 3.2B on hosts that have 4.1 to 4.3 G alone the cpu had 0.82 of it beside
-# state that passes through the device; in six on hosts with 4.4 to 5.2 always 3.56 to 3.64: both share host memory, and that is what it has.
+# Parameters a second that plans count on alone. On hosts that have 4.1 to 4.3 G alone the cpu had 0.82 of it in steps, beside state that passes
+# through the device; on hosts with 4.4 to 5.6 no more than 3.64, and once 3.0: both share host memory, and 0.82 of this is what it has.
 MOST_UPDATED = 4.5e9
 
 
@@ -133,7 +133,6 @@ def with_host(menu: Menu, found: HostRate) -> Menu:
     if cpu is None or not rate or cpu.bytes_per_second == rate:
         return menu
     factor = cpu.bytes_per_second / rate
-    seconds = {key: cost * factor if key[1] == "cpu" else cost for key, cost in menu.problem.costs.op_seconds.items()}
     processors = tuple(replace(cpu, bytes_per_second=rate) if one is cpu else one for one in machine.processors)
-    problem = replace(menu.problem, machine=replace(machine, processors=processors), costs=replace(menu.problem.costs, op_seconds=seconds))
+    problem = replace(menu.problem, machine=replace(machine, processors=processors), costs=menu.problem.costs.slowed(factor, "cpu"))
     return replace(menu, problem=problem)

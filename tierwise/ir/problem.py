@@ -41,6 +41,10 @@ class Costs:
     codecs: tuple[Codec, ...] = ()
     variants: tuple[Variant, ...] = ()
 
+    def slowed(self, factor: float, *processors: str) -> Costs:
+        """With ops that take so many times as long on these processors."""
+        return replace(self, op_seconds={key: factor * cost if key[1] in processors else cost for key, cost in self.op_seconds.items()})
+
     @cached_property
     def codec_named(self) -> dict[str, Codec]:
         return {codec.name: codec for codec in self.codecs}

@@ -81,7 +81,6 @@ class Detail:
 
 def _slower(problem: Problem) -> Problem:
     """The same on a host with less of everything but its device."""
-    seconds = {key: cost / SLOWER if key[1] in ("cpu", BESIDE) else cost for key, cost in problem.costs.op_seconds.items()}
     ends = {problem.device_tier, "dram"}
     machine = problem.machine.with_rates(lambda link, _, rate: rate * SLOWER if {link.src, link.dst} == ends else rate)
-    return replace(problem, machine=machine, costs=replace(problem.costs, op_seconds=seconds))
+    return replace(problem, machine=machine, costs=problem.costs.slowed(1 / SLOWER, "cpu", BESIDE))

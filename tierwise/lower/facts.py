@@ -85,25 +85,32 @@ def _going_back(menu: Menu, made: Image) -> Back:
     saved = sum(menu.choices[graph.calls[call].region][0].saved_bytes for call in calls[place:])
     read = {storage for call in calls[place : place + 2] for storage in graph.ops[made.coarse.backward[call]].reads}
     running = sum(unit.parameter_bytes for unit in state_units(graph, menu.homes) if read & {*unit.parameters})
-    of_calls = {*made.coarse.saved.values()}
-    idle = [s for s in graph.storages if not s.lasting and s.id not in of_calls and (uses := graph.uses[s.id]) and uses[0] < op < uses[-1]]
-    untouched = sum(s.nbytes for s in idle if op not in graph.uses[s.id] and s.role is not Role.INPUT)
-    return Back(graph.live_bytes[op] - saved - graph.ops[op].workspace_bytes, running, untouched)
+    return Back(graph.live_bytes[op] - saved - graph.ops[op].workspace_bytes, running, untouched_bytes(made, op, Role.INPUT))
+
+
+def untouched_bytes(made: Image, op: int, *besides: Role) -> int:
+    """Of what is there before an op and after it, and it does not touch: neither saved by calls nor of these roles."""
+    graph, of_calls = made.problem.graph, {*made.coarse.saved.values()}
+    idle = [s for s in graph.storages if not s.lasting and s.id not in of_calls and s.role not in besides]
+    return sum(s.nbytes for s in idle if (uses := graph.uses[s.id]) and uses[0] < op < uses[-1] and op not in uses)
+
+
+def timed(menu: Menu, made: Image, call: int) -> tuple[Choice, ...]:
+    """The choices of a call, with the seconds of the step's ops where one has none."""
+    seconds, coarse = made.problem.device_seconds, made.coarse
+    there, back = seconds[coarse.forward[call]], seconds[coarse.backward[call]]
+    choices = menu.choices[made.problem.graph.calls[call].region]
+    return tuple(choice if choice.seconds else replace(choice, forward_seconds=there, backward_seconds=back) for choice in choices)
 
 
 def _classes(menu: Menu, made: Image) -> list[tuple[int, tuple[Choice, ...], int]]:
     """How many calls a class has, its choices worth having, with the seconds of the step's ops where a choice has none, and whether they go back
     before a certain one (-1), are it (0), or come after it (1)."""
     calls, place = _calls_back(made)
-    seconds, coarse, graph = made.problem.device_seconds, made.coarse, made.problem.graph
+    graph = made.problem.graph
     counts = Counter((graph.calls[call].region, (number > place) - (number < place)) for number, call in enumerate(calls))
-    own = {graph.calls[call].region: (seconds[coarse.forward[call]], seconds[coarse.backward[call]]) for call in calls}
-    found = []
-    for (region, when), count in counts.items():
-        there, back = own[region]
-        timed = tuple(choice if choice.seconds else replace(choice, forward_seconds=there, backward_seconds=back) for choice in menu.choices[region])
-        found.append((count, timed if when == 0 else hull(timed), when))
-    return found
+    choices = {graph.calls[call].region: timed(menu, made, call) for call in calls}
+    return [(count, choices[region] if when == 0 else hull(choices[region]), when) for (region, when), count in counts.items()]
 
 
 def _spans(menu: Menu, made: Image, units: Sequence[StateUnit]) -> list[tuple[float, float]]:

@@ -19,7 +19,7 @@ from ..ir import Choice, Graph, Menu, Phase, Role
 from ..policies._lasting import PASSING_BYTES
 from .bound import Bound, Mix, Terms, best_lines, least_seconds
 from .choose import keep_everything
-from .facts import Facts
+from .facts import Facts, timed, untouched_bytes
 from .image import Image, image
 from .states import StateUnit, Takes, state_units
 
@@ -64,6 +64,8 @@ class Window:
     last: int  # with the op of backward that reads its parameters last
     is_last_call: bool  # which is a call
     waits: bool  # whether an update on the device is behind all of backward
+    made_bytes_per_second: float  # of its parameters, by the cpu alone, at least
+    waiting: float  # bytes of its gradients for one of its state, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ class Course:
     def of(cls, menu: Menu) -> Course:
         made, units = image(menu, keep_everything(menu)), state_units(menu.problem.graph, menu.homes)
         stages, stage_of = _stages(made)
-        return cls(stages, _windows(menu, made, units, stages, stage_of), _held(menu, made, units, stages), _choices(menu, made))
+        windows, held = _windows(menu, made, units, stages, stage_of), _held(menu, made, units, stages, stage_of)
+        return cls(stages, windows, held, {call: timed(menu, made, call) for call in made.coarse.backward})
 
     @property
     def turn(self) -> int:
@@ -117,20 +120,18 @@ def _stages(made: Image) -> tuple[list[Stage], dict[int, int]]:
     return found, stage_of
 
 
-def _gradients(menu: Menu, graph: Graph, unit: StateUnit) -> list[int]:
-    fine, number = menu.problem.graph, {storage.name: storage.id for storage in graph.storages}
-    return [number[fine.storages[s].name] for op in unit.updates for s in fine.ops[op].reads if not fine.storages[s].lasting]
+def _gradients(graph: Graph, unit: StateUnit) -> list[str]:
+    return [graph.storages[s].name for op in unit.updates for s in graph.ops[op].reads if not graph.storages[s].lasting]
 
 
 def _windows(menu: Menu, made: Image, units: Sequence[StateUnit], stages: Sequence[Stage], stage_of: dict[int, int]) -> list[Window]:
-    graph, count = made.problem.graph, len(stages)
-    number = {storage.name: storage.id for storage in graph.storages}
+    graph, fine, count = made.problem.graph, menu.problem.graph, len(stages)
+    numbered = {storage.name: storage.id for storage in graph.storages}
     last_op = max(stage_of)
     found = []
     for unit in units:
-        parameters = [number[menu.problem.graph.storages[s].name] for s in unit.parameters]
-        uses = [[op for op in graph.uses[s] if op in stage_of] for s in parameters]
-        gradients = _gradients(menu, graph, unit)
+        uses = [[op for op in graph.uses[numbered[fine.storages[s].name]] if op in stage_of] for s in unit.parameters]
+        gradients = [numbered[name] for name in _gradients(fine, unit)]
         written = [[op for op in graph.writers[s] if op in stage_of] for s in gradients]
         if not all(uses) or not gradients or not all(written):
             return []
@@ -139,7 +140,8 @@ def _windows(menu: Menu, made: Image, units: Sequence[StateUnit], stages: Sequen
         before = needed if stages[needed].op == first else needed + 1
         may = tuple(range(count)) if needed == complete else (*range(complete, count), *range(before))
         waits = all(graph.uses[s][-1] > last_op for s in gradients)
-        found.append(Window(complete, complete, may, stage_of[last], stages[stage_of[last]].op == last, waits))
+        is_call = stages[stage_of[last]].op == last
+        found.append(Window(complete, complete, may, stage_of[last], is_call, waits, _made_bytes_per_second(menu, unit), _waiting(fine, unit)))
     return [replace(window, streams=_on_its_way(number, units, found)) for number, window in enumerate(found)]
 
 
@@ -154,32 +156,40 @@ def _on_its_way(number: int, units: Sequence[StateUnit], windows: Sequence[Windo
     return at
 
 
-def _held(menu: Menu, made: Image, units: Sequence[StateUnit], stages: Sequence[Stage]) -> dict[int, Held]:
+def _made_bytes_per_second(menu: Menu, unit: StateUnit) -> float:
+    graph, costs = menu.problem.graph, menu.problem.costs.op_seconds
+    rates = []
+    for op in unit.updates:
+        made = {*graph.ops[op].mutates, *graph.ops[op].writes}
+        nbytes = sum(graph.storages[s].nbytes for s in made if graph.storages[s].role is Role.PARAM)
+        if (cost := costs.get((op, "cpu"), 0.0)) > 0:
+            rates.append(nbytes / cost)
+    return min(rates, default=0.0)
+
+
+def _waiting(graph: Graph, unit: StateUnit) -> float:
+    shares = []
+    for op in unit.updates:
+        state = sum(graph.storages[s].nbytes for s in graph.ops[op].mutates if graph.storages[s].role is Role.OPTIMIZER_STATE)
+        gradients = sum(graph.storages[s].nbytes for s in graph.ops[op].reads if not graph.storages[s].lasting)
+        shares.append(gradients / max(1, state))
+    return max(shares)
+
+
+def _held(menu: Menu, made: Image, units: Sequence[StateUnit], stages: Sequence[Stage], stage_of: dict[int, int]) -> dict[int, Held]:
     graph, coarse = made.problem.graph, made.coarse
     of_units = sum(unit.state_bytes + unit.parameter_bytes for unit in units)
-    written = {s: [op for op in graph.writers[s] if op <= stages[-1].op or graph.ops[op].phase is Phase.BACKWARD] for unit in units
-               for s in _gradients(menu, graph, unit)}  # fmt: skip
-    of_calls = {*coarse.saved.values()}
+    gradients = {name for unit in units for name in _gradients(menu.problem.graph, unit)}
+    written = {s.id: max((op for op in graph.writers[s.id] if op in stage_of), default=None) for s in graph.storages if s.name in gradients}
     found = {}
     for number, stage in enumerate(stages):
         if not stage.is_back:
             continue
         op = graph.ops[stage.op]
         saved = sum(menu.choices[graph.calls[call].region][0].saved_bytes for call, back in coarse.backward.items() if back >= op.id)
-        complete = sum(graph.storages[s].nbytes for s, ops in written.items() if ops and ops[0] < op.id and ops[-1] < op.id)
-        idle = [s for s in graph.storages if not s.lasting and s.id not in of_calls and s.role not in (Role.INPUT, Role.GRAD)]
-        untouched = [s for s in idle if (uses := graph.uses[s.id]) and uses[0] < op.id < uses[-1] and op.id not in uses]
-        found[number] = Held(graph.live_bytes[op.id] - saved - op.workspace_bytes - of_units - complete, sum(s.nbytes for s in untouched))
-    return found
-
-
-def _choices(menu: Menu, made: Image) -> dict[int, tuple[Choice, ...]]:
-    seconds, coarse, graph = made.problem.device_seconds, made.coarse, made.problem.graph
-    found = {}
-    for call, back in coarse.backward.items():
-        there, again = seconds[coarse.forward[call]], seconds[back]
-        choices = menu.choices[graph.calls[call].region]
-        found[call] = tuple(choice if choice.seconds else replace(choice, forward_seconds=there, backward_seconds=again) for choice in choices)
+        complete = sum(graph.storages[s].nbytes for s, last in written.items() if last is not None and last < op.id)
+        nbytes = graph.live_bytes[op.id] - saved - op.workspace_bytes - of_units - complete
+        found[number] = Held(nbytes, untouched_bytes(made, op.id, Role.INPUT, Role.GRAD))
     return found
 
 
@@ -255,7 +265,7 @@ class Stages(Bound):
             self._equal({**dict.fromkeys(coming.values(), 1.0), streamed: -self.unit * unit.state_bytes})
             for share in (on_cpu, elsewhere):
                 self._below({**dict.fromkeys(made.values(), -1.0), share: parameters}, 0.0)
-            slowest = self._made_in_a_second(unit) * self.mix.cpu
+            slowest = self.unit * window.made_bytes_per_second * self.mix.cpu
             for place in range(1, len(window.updates)):  # what is updated from a stage on comes from then on
                 late = window.updates[place:]
                 self._below({**{made[stage]: -1.0 for stage in late}, **{work[stage]: slowest for stage in late}}, 0.0)
@@ -266,16 +276,6 @@ class Stages(Bound):
             self._below({**terms, **self._time(stage)}, 0.0)
         for stage, terms in at_once.items():
             self._below({**terms, **self._own(self.course.stages[stage]), self.lasts[stage]: -1.0}, 0.0)
-
-    def _made_in_a_second(self, unit: StateUnit) -> float:
-        """Of its parameters by the cpu alone, at least."""
-        graph, costs = self.menu.problem.graph, self.menu.problem.costs.op_seconds
-        rates = []
-        for op in unit.updates:
-            nbytes = sum(graph.storages[s].nbytes for s in graph.ops[op].mutates + graph.ops[op].writes if graph.storages[s].role is Role.PARAM)
-            if (cost := costs.get((op, "cpu"), 0.0)) > 0:
-                rates.append(self.unit * nbytes / cost)
-        return min(rates, default=0.0)
 
     def _parameters(self) -> None:
         """What of each module is missing as a call goes back, and comes by then."""
@@ -311,16 +311,13 @@ class Stages(Bound):
         room = self.menu.problem.budget_bytes - held.nbytes
         terms: Terms = {self.gone[number]: -1.0}
         sent: Terms = {self.gone[number]: 1.0}
-        for call, parts in self.parts.items():
-            begins = next(other.op for other in self.course.stages if other.is_back and other.call == call)
-            if begins < stage.op:
-                continue
-            for part, choice in parts:
+        for call in (other.call for other in self.course.stages[number:] if other.call is not None):  # those that have not gone back
+            for part, choice in self.parts[call]:
                 terms[part] = unit * (choice.saved_bytes + (choice.backward_workspace_bytes or 0) * (call == stage.call))
                 if call != stage.call:
                     sent[part] = -unit * choice.saved_bytes
         self._below(sent, unit * held.idle_bytes)
-        graph, waits_elsewhere = self.menu.problem.graph, self._may_wait_elsewhere
+        waits_elsewhere = self._may_wait_elsewhere
         for place, (module, window) in enumerate(zip(self.facts.units, self.course.windows, strict=True)):
             on_cpu, streamed, elsewhere = self.on_cpu[place], self.streamed[place], self.elsewhere[place]
             room -= module.state_bytes + module.parameter_bytes
@@ -339,20 +336,12 @@ class Stages(Bound):
                 terms[streamed] -= unit * gradients
             if module.state_bytes and not waits_elsewhere:  # until the state has come
                 terms[streamed] += unit * gradients
-                most = max(_bytes_of(graph, op, False) / max(1, _bytes_of(graph, op, True)) for op in module.updates)
                 for when, variable in self.streaming[place].items():
                     if window.streams <= when < number:
-                        terms[variable] = -most
+                        terms[variable] = -window.waiting
         self._below(terms, unit * room)
 
     @property
     def _may_wait_elsewhere(self) -> bool:
         """Gradients of what is streamed."""
         return any(home.update == "streamed" and home.gradients == "host" for homes in self.menu.homes.values() for home in homes)
-
-
-def _bytes_of(graph: Graph, op: int, is_state: bool) -> int:
-    """Of an update's state, or of its gradients."""
-    if is_state:
-        return sum(graph.storages[s].nbytes for s in graph.ops[op].mutates if graph.storages[s].role is Role.OPTIMIZER_STATE)
-    return sum(graph.storages[s].nbytes for s in graph.ops[op].reads if not graph.storages[s].lasting)

@@ -159,10 +159,9 @@ def shares(cpu_seconds: float, stream_seconds: float, update: str) -> Shares:
 def shared(problem: Problem, cpu_seconds: float = 1.0, stream_seconds: float = 1.0, *, update: str = "backward") -> Problem:
     """The machine as it is while both work for so long."""
     found = shares(cpu_seconds, stream_seconds, update)
-    seconds = {key: cost / found.cpu if key[1] == "cpu" else cost for key, cost in problem.costs.op_seconds.items()}
     ways = {(problem.device_tier, "dram"): found.out, ("dram", problem.device_tier): found.into}
     machine = problem.machine.with_rates(lambda link, _, rate: rate * ways.get((link.src, link.dst), 1.0))
-    return replace(problem, machine=machine, costs=replace(problem.costs, op_seconds=seconds))
+    return replace(problem, machine=machine, costs=problem.costs.slowed(1 / found.cpu, "cpu"))
 
 
 def _with_other_copies(problem: Problem, alone: Problem) -> Problem:

@@ -20,17 +20,14 @@ class Worked:
 
     def __init__(self) -> None:
         self.work = Work()
-        self._began: float | None = None
+        self._is_at_it = False
 
     @contextlib.contextmanager
     def on(self, elements: int) -> Iterator[None]:
-        outermost, now = self._began is None, time.perf_counter()
-        if outermost:
-            self._began = now
+        is_let_in, self._is_at_it, began = self._is_at_it, True, time.perf_counter()
         try:
             yield
         finally:
-            seconds = 0.0
-            if outermost and self._began is not None:
-                seconds, self._began = time.perf_counter() - self._began, None
+            self._is_at_it = is_let_in
+            seconds = 0.0 if is_let_in else time.perf_counter() - began
             self.work = Work(self.work.seconds + seconds, self.work.elements + elements)
