@@ -108,8 +108,9 @@ def _late_seconds(plan: Plan, measured: Timeline) -> float:
 
 
 def _updated_elsewhere(plan: Plan) -> set[str]:
-    """Modules whose state is."""
-    return {path for path, place in plan.program.states.items() if place.update != "device"}
+    """Modules of whose state some is."""
+    moved = [path.split(".") for path, place in plan.program.states.items() if place.update != "device"]
+    return {".".join(parts[:count]) for parts in moved for count in range(1, len(parts) + 1)}
 
 
 def _pauses(plan: Plan, timeline: Timeline, modules: set[str]) -> dict[int, float]:

@@ -29,7 +29,7 @@ from ..regions.elsewhere import Elsewhere
 from ..simulate import simulate
 from ..units import exact_bytes, format_bytes
 from .feedback import NOTICED, TIMED_STEPS, WARM_STEPS, is_cpu_off, is_off
-from .homes import homes_of
+from .homes import homes_of, regions_of
 from .keys import has_gradients, key_of, needs_backward
 from .lasting import Lasting, words_of
 from .losses import adopt_losses, give_back_losses
@@ -133,7 +133,7 @@ class Fitted:
         if self.lasting.differs(self.current.program):
             self._progress("moving parameters and optimizer state to where they live")
             self.lasting.place(self.current.program)
-        self.lasting.follow(self.current.program)
+        self.lasting.follow(self.current.program, self.current.menu.problem.budget_bytes)
         return self.current
 
     def _made_for(self, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], elsewhere: Elsewhere) -> Plan:
@@ -348,6 +348,7 @@ class Fitted:
         graph, placed = found.menu.problem.graph, self.lasting.placements
         if has_gradients(self._parameters) and placed is None:  # they are in the way of whoever wants to move
             return found
+        self.lasting.regions = regions_of(graph)
         homes = homes_of(
             self.model, graph, self.optimizer, masters=self.settings.masters, update=self.settings.update, disk=self.settings.nvme is not None,
             on_card=self.device.torch_device.type == "cuda",

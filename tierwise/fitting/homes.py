@@ -11,6 +11,8 @@ from ..execute.states.torchs import is_piecewise
 from ..ir import ON_DEVICE, Graph, Placement
 
 MOVABLE = (torch.float32, torch.bfloat16, torch.float16)
+LARGE_BYTES = 64 << 20  # of a region's parameters: each part costs a few launches, copies and events
+MOST_PARTS = 6  # of a region: what is smaller than that stays with others
 
 
 def homes_of(
@@ -33,8 +35,8 @@ def homes_of(
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
-    regions = list(dict.fromkeys(call.module for call in graph.calls if call.module))
-    found: dict[str, list[nn.Parameter]] = {path: [] for path in regions}
+    regions = regions_of(graph)
+    found: dict[str, list[nn.Parameter]] = {path: [] for region in regions for path in (region, *parts_of(model, region))}
     for parameter, known_as in names.items():
         path = next((path for path in _above(known_as[0]) if path in found), None)
         if path is None:
@@ -51,6 +53,30 @@ def homes_of(
         alone = all(len(names[parameter]) == 1 for parameter in parameters)
         homes[path] = _placements(any(parameter in trained for parameter in parameters), alone, pieces, on_cpu, update, disk)
     return homes
+
+
+def regions_of(graph: Graph) -> list[str]:
+    """Modules whose calls are planned, in the order they run."""
+    return list(dict.fromkeys(call.module for call in graph.calls if call.module))
+
+
+def parts_of(model: nn.Module, region: str) -> list[str]:
+    """Of a large region, modules within it that each have a good part of its parameters: these move by themselves, so that the cpu and the link share
+    the region's updates. What is left of it, or else the smallest of them, is the region's own."""
+    module = model.get_submodule(region)
+    whole = _parameter_bytes(module)
+    if whole < LARGE_BYTES:
+        return []
+    sizes = {f"{region}.{name}": _parameter_bytes(part) for name, part in module.named_modules() if name}
+    large = [path for path, nbytes in sizes.items() if nbytes * MOST_PARTS >= whole]
+    found = [path for path in large if not any(other.startswith(f"{path}.") for other in large)]
+    if found and (whole - sum(sizes[path] for path in found)) * MOST_PARTS < whole:
+        found.remove(min(found, key=sizes.__getitem__))
+    return found
+
+
+def _parameter_bytes(module: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in module.parameters())
 
 
 def _above(name: str) -> Sequence[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 
 import torch
@@ -19,14 +19,13 @@ from ..execute.states import States
 from ..execute.states.gradients import LEAVING_BYTES
 from ..execute.states.passes import HostRate
 from ..execute.states.safetensors import Checkpoint
-from ..execute.states.units import MASTERED_BYTES, STREAM_CHUNK_BYTES
+from ..execute.states.units import MASTERED_BYTES, STREAM_CHUNK_BYTES, region_of
 from ..execute.states.updates import STAGING_BUFFERS
 from ..ir import ON_DEVICE, Placement, Program
-from ..policies._lasting import IN_FLIGHT
+from ..ir.placement import HELD_SHARE, IN_FLIGHT
 
 PASSING_SHARE = 50  # of the budget, one part in so many for gradients that leave, and for state that is streamed
 LEAVING_UNITS, LEAVING_SHARE = 1.5, 20  # gradients of the largest module so many times may leave at once, where that is less than such a part of it
-HELD_SHARE = 10  # of the budget, one part in so many for gradients whose updates are under way during backward
 # The largest module's parameters so many times are what is lost between blocks where they come and go: 0.9 to 1.6 GB of 0.23 each with compiled
 # blocks, whose workspace is large, and 0.5 to 0.7 op by op; 0.6 to 1.1 of 0.41.
 HOLES_UNITS = {True: 5, False: 3}
@@ -55,13 +54,14 @@ class Lasting:
         # A buffer has state, gradient and parameter of a chunk.
         self._chunk_elements = STREAM_CHUNK_BYTES // state
         self._most_chunk_elements = max(1, share // (STAGING_BUFFERS * (state + 2 * widest)))
-        self._held_bytes, self._budget_bytes = budget_bytes // HELD_SHARE, budget_bytes
+        self._budget_bytes = budget_bytes
         self._holes_units = HOLES_UNITS[compiled]
         self._session, self._below, self._optimizer = session, below, optimizer
         self._masters, self._update = masters, update
         self._known_sizes: dict[Callable[[nn.Parameter], int], dict[str, int]] = {}  # a planner asks for the same ones again and again
         self._pool: HostPool | None = None
         self._reserved = (0, 0)
+        self.regions: Collection[str] = ()  # modules of which parts may be placed by themselves
         self.placements: dict[str, Placement] | None = None  # once something was placed
         self.host: HostRate | None = None  # how updates run fastest on this host, once that was measured
 
@@ -91,16 +91,15 @@ class Lasting:
 
     def _states(self, placements: Mapping[str, Placement]) -> States:
         """With host memory for the gradients of all modules, or, where there is none to spare, of a few in turn."""
-        in_flight = self._units_in_flight(placements)
         make = partial(
             States, self._session.model, self._optimizer, placements, self._session.device, update=self._update, masters=self._masters,
             source=self._source, leaving_bytes=self._leaving_bytes(placements), stream_chunk_elements=self._stream_chunk_elements(placements),
-            units_in_flight=in_flight, threads=self.host.threads if self.host else None, cpus=self.host.cpus if self.host else None,
+            regions=self.regions, threads=self.host.threads if self.host else None, cpus=self.host.cpus if self.host else None,
         )  # fmt: skip
         states, left = make(), self._below.host_left_bytes
         needs = states.needs()
         room = (int(available_host_bytes() * ROOMY_SHARE) if left is None else left) + self._reserved[0]
-        return states if needs.host_bytes + needs.parameter_host_bytes <= room else make(gradient_blocks=in_flight + 1)
+        return states if needs.host_bytes + needs.parameter_host_bytes <= room else make(gradient_blocks=self._gradient_blocks(placements))
 
     def _leaving_bytes(self, placements: Mapping[str, Placement]) -> int:
         """Of gradients on their way to host memory: where a module's are more, its own backward waits for the link."""
@@ -112,18 +111,19 @@ class Lasting:
         largest = max(self._sizes(placements, nn.Parameter.numel), default=0)
         return min(max(self._chunk_elements, largest // MOST_CHUNKS), self._most_chunk_elements)
 
-    def _units_in_flight(self, placements: Mapping[str, Placement]) -> int:
-        """As many as may hold their gradients at once, besides the one that backward fills."""
+    def _gradient_blocks(self, placements: Mapping[str, Placement]) -> int:
+        """For all parts of the modules that may hold their gradients at once, and of the one that backward fills."""
+        parts = Counter(region_of(path, self.regions) for path in placements)
         largest = max(self._sizes(placements, _nbytes), default=0)
-        return max(1, min(IN_FLIGHT, self._held_bytes // max(1, largest) - 1))
+        return max(parts.values(), default=1) * (max(1, min(IN_FLIGHT, self._budget_bytes // HELD_SHARE // max(1, largest) - 1)) + 1)
 
     def _sizes(self, placements: Mapping[str, Placement], size: Callable[[nn.Parameter], int]) -> list[int]:
-        """Of each placed module, all of its parameters."""
-        found = self._known_sizes.setdefault(size, {})
-        for path in placements:
+        """Of each module of which something is placed, all of its parameters."""
+        found, regions = self._known_sizes.setdefault(size, {}), dict.fromkeys(region_of(path, self.regions) for path in placements)
+        for path in regions:
             if path not in found:
                 found[path] = sum(map(size, self._session.model.get_submodule(path).parameters()))
-        return [found[path] for path in placements]
+        return [found[path] for path in regions]
 
     def differs(self, program: Program) -> bool:
         wanted = _away(program.states)
@@ -131,10 +131,11 @@ class Lasting:
             return bool(wanted) or self._comes_from_elsewhere or (self._masters is not None and self._optimizer is not None)
         return wanted != self.placements
 
-    def follow(self, program: Program) -> None:
-        """What a plan says besides places: how early parameters come."""
+    def follow(self, program: Program, budget_bytes: int) -> None:
+        """What a plan says besides places: how early parameters come, and in how much memory."""
         if self.states is not None:
             self.states.residency.ahead = program.ahead
+            self.states.plan_with(budget_bytes)
 
     def place(self, program: Program) -> None:
         """Take everything to its home; whatever was placed before is brought back first."""

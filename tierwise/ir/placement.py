@@ -17,6 +17,8 @@ TIERS = ("device", "host", "nvme")
 # Whoever runs updates says how large these are, so in the image of a program what passes takes nothing of the budget, nor of host memory.
 PASSING, PASSING_HOST = BUFFERS = "passing", "passing host"
 UPDATES = ("device", "cpu", "streamed")
+IN_FLIGHT = 4  # regions whose gradients may wait for updates beside backward, before it waits for these; those that wait for the cpu are not meant
+HELD_SHARE = 10  # of the budget, one part in so many for gradients that wait so on the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +47,9 @@ class Placement:
 
 
 ON_DEVICE = Placement()
+
+
+def waiting_bytes(budget_bytes: int, largest_bytes: int) -> int:
+    """Of gradients on the device whose updates pass through it, before backward waits for them; by those of the largest region. Of regions of which a
+    part is updated so there are more at a time."""
+    return max(largest_bytes, min(IN_FLIGHT * largest_bytes, budget_bytes // HELD_SHARE))

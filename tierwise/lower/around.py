@@ -44,6 +44,7 @@ class Around:
         self.least_bytes: int | None = None
         self.lacks: dict[str, int] = {}  # below the device: what a plan would have taken of a tier
         self._last: tuple[Mapping[int, CallPlan], Image] | None = None
+        self._less = {True: 0, False: 0}  # by whether activations are sent: how much less room the last ones had than was thought
 
     def planned(
         self, states: Mapping[str, Placement], tiers: Sequence[str], images: int = FEW_IMAGES, part: float = PART_OF_THE_LINK
@@ -60,7 +61,8 @@ class Around:
         room = budget - (self._passing_bytes(light, states) if states else 0)
         if budget <= 0:
             return None
-        menu = with_budget(self.menu, budget)
+        menu, thought = with_budget(self.menu, budget), room
+        room -= self._less[bool(tiers)]
         for _ in range(CORRECTIONS):
             if room <= 0:
                 return None
@@ -90,6 +92,8 @@ class Around:
                     continue
                 else:
                     found.append(predicted(made, self.menu.problem.budget_bytes))
+            if found:
+                self._less[bool(tiers)] = thought - room
             if found or not smaller:
                 return min(found, key=lambda chosen: chosen.seconds, default=None)
             room = max(smaller)

@@ -6,6 +6,7 @@ together. Then storages of one role that the same ops make and read are one: par
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from .coarse import RegionBorder, coarsen, renumber
 from .states import owner
 
 EVERYTHING_READ = Choice("", (), reads_inputs=True, reads_outputs=True)
-PIECES = 4  # updates of one path; what is under way at a time is told to a quarter of it
+PIECES = 4  # updates of one region; what is under way at a time is told to a quarter of it
 
 
 def compact(menu: Menu) -> Menu:
@@ -46,10 +47,16 @@ def _merged_updates(graph: Graph, paths: Collection[str]) -> tuple[list[Op], lis
             names = [graph.storages[s].name for s in op.mutates if graph.storages[s].role is Role.PARAM]
             if names and (path := owner(names[0], paths)) is not None:
                 by_path.setdefault(path, []).append(op)
-    for updates in by_path.values():
+    modules = {call.module for call in graph.calls}
+    sizes = {path: sum(_nbytes(graph, op) for op in updates) for path, updates in by_path.items()}
+    of_regions = Counter[str]()
+    for path, nbytes in sizes.items():
+        of_regions[owner(f"{path}.", modules) or path] += nbytes
+    for path, updates in by_path.items():
         touched = [storage for op in updates for storage in op.mutates]
-        pieces = PIECES if len(touched) == len({*touched}) else 1  # one storage of several parameters is updated in one piece
-        whole, done = sum(_nbytes(graph, op) for op in updates), 0
+        whole, done = sizes[path], 0
+        part = whole / max(1, of_regions[owner(f"{path}.", modules) or path])
+        pieces = max(1, round(PIECES * part)) if len(touched) == len({*touched}) else 1  # one storage of several parameters is updated in one piece
         first: dict[int, int] = {}
         for op in updates:
             piece = min(pieces - 1, pieces * done // max(1, whole))

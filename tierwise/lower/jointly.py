@@ -26,7 +26,7 @@ from .facts import Facts
 from .image import image
 from .looks import Looks
 from .seeds import Seeds
-from .splits import Split, Splits
+from .splits import Change, Split, Splits
 from .states import StateUnit, Takes, state_units
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -39,15 +39,17 @@ LITTLE = 0.05  # of the budget: lasting state of less than this is not worth mov
 WORTH_IT = 0.95  # moving state must gain this much over leaving it: it takes host memory, and predictions are better for what stays
 OUT_OF_REACH = 1.03  # of what the linear program promises: so near to it no plan comes that moves state
 AS_GOOD = 1.01  # of the least that the linear program finds
-OUT_OF_SIGHT = 1.1  # of the best plan's time: what is near it is not better
+OUT_OF_SIGHT = 1.02  # of the best plan's time: what is near it is not better
 CLEARLY = 0.99  # of another plan's time
 NEAR = 1.02  # of what no plan could beat: what is left to gain is not worth looking for
-EXCHANGES = (-2, -1, 1, 2)  # numbers of units whose state stays instead of parameters, and of those that are updated elsewhere
+FEW = 32  # units
 DETAILED = 1.04  # of the best plan's time: what is looked at in detail
-SEARCHED_SHARE = 0.85  # of the time; what is left is for that
-LOOKS_SHARE, LOOKED_AT = 0.5, 4  # of the time for quick looks at splits; and how many of the best by these are planned
+SEARCHED_SHARE = 0.75  # of the time; what is left is for that
+DETAILED_SHARE = 0.85  # of the time, until what is nearest was looked at in detail
+LOOKS_SHARE, LOOKED_AT = 0.35, 2  # of the time for quick looks at splits; and how many of the best by these are planned
 WORTH_PLANNING = 1.04  # of the best look: plans are about as far apart as looks are
-DESCENT_SHARE = 0.75  # of the time for all of that, until other parts of the link are tried
+SETTLED_SHARE = 0.65  # of the time, until activations are sent
+DESCENT_SHARE = 0.85  # of the time for all of that, until other parts of the link are tried
 OTHER_PARTS = (1.0, 0.25)  # of what is left of the link, for activations
 BOTH = (False, True)  # activations stay or are made again; or some are sent, too
 AHEAD = (2, 1)  # regions before theirs that parameters are on their way: the first of these that fits
@@ -83,7 +85,7 @@ def choose_jointly(
         missing = _missing_host_bytes(whole, found) if fixed is None and "nvme" in tiers else 0
         if missing <= 0:
             detail = Detail(whole, takes, clock)
-            found = detail.first(found, search.near(found), began + seconds)
+            found = detail.first(found, search.near(found), began + DETAILED_SHARE * seconds)
             found = detail.in_time(detail.where_they_come_anyway(found) if fixed is None else found)
             break
         machine = menu.problem.machine
@@ -133,6 +135,11 @@ def _explained(menu: Menu, chosen: Chosen, update: str, takes: Takes) -> Chosen:
     )
 
 
+def _sends(chosen: Chosen) -> bool:
+    """Whether it sends activations."""
+    return any(plan.sent for plan in chosen.program.calls.values())
+
+
 def _above_disk(states: Mapping[str, Placement], tiers: Sequence[str]) -> tuple[str, ...]:
     """Where activations had better go: not to a disk that is busy with state all the time."""
     busy = any(place.state == "nvme" for place in states.values())
@@ -155,6 +162,7 @@ class _Search:
         self.clock, self.began, self.ahead = clock, clock.now(), ahead
         self.takes = takes
         self.menu, self.units, self.update = menu, units, update
+        self.grain = max(1, round(len(units) / FEW))  # units, of many of which one makes no difference
         self.tiers, self.deadline = tiers, deadline
         self.tried: dict[tuple[Split, bool], Chosen | None] = {}
         self.borrowed: dict[Split, Chosen] = {}  # with activations that were planned for another split
@@ -202,6 +210,8 @@ class _Search:
         for split in promising:
             if self._try(split, (False,)) is None and split.held:
                 self._try(replace(split, held=0.0), (False,))
+        if self._best() is not None:
+            self._until(SETTLED_SHARE, self._exchange)
         self._send()
         if self._best() is None:
             for split in promising:
@@ -213,9 +223,7 @@ class _Search:
                     self._try(Split(count, parameters, streamed))
         if self._best() is None and self._try(Split()) is None:  # which says what is needed
             self.around.refuse()
-        until, self.deadline = self.deadline, self.began + DESCENT_SHARE * (self.deadline - self.began)
-        self._descend()
-        self.deadline = until
+        self._until(DESCENT_SHARE, self._descend)
         self._divide_the_link()
         for split in promising:  # with the time that is left
             self._try(split, (True,))
@@ -226,12 +234,16 @@ class _Search:
         for split in self._promising if not self.is_over() else ():  # far from all of that
             self._try(split)
         self._descend()
-        found = self._best()
-        assert found is not None
-        best = found[1]
+        best = self._found()[1]
         if alone is not None and best.seconds > alone.seconds * WORTH_IT:
             best = alone
         return self._closer(best)
+
+    def _until(self, share: float, work: Callable[[], None]) -> None:
+        """For that share of the time at most."""
+        until, self.deadline = self.deadline, self.began + share * (self.deadline - self.began)
+        work()
+        self.deadline = until
 
     def _may_fit(self, split: Split) -> bool:
         """Whether there is a plan for it, be it a good one or not; or there might be with more host memory."""
@@ -285,10 +297,11 @@ class _Search:
             found = self.tried.get((split, True)) or self.borrowed.get(split)
             if found is None:
                 continue
-            # One update more or less that passes through the device is a twentieth of the step, where cpu and link have no time left.
-            near = [chosen.seconds for one in self._streamed_near(split) if (chosen := self._with_activations_of(one, found)) is not None]
+            for step in (2 * self.grain, self.grain):  # what passes through the device has the link, too
+                for change in (-step, step):
+                    split, found = self._along(Change(streamed=change), split, found, set())
             best = self._best()
-            if best is not None and min([found.seconds, *near]) > best[1].seconds * OUT_OF_SIGHT:
+            if best is not None and found.seconds > best[1].seconds * OUT_OF_SIGHT:
                 return
 
     def _with_parameters_back(self, split: Split, fewest: int) -> Split:
@@ -326,7 +339,7 @@ class _Search:
     def _near(self, split: Split) -> list[Split]:
         """Large changes before small ones."""
         count, found = len(self.units), []
-        for change in (-2, 2, -1, 1, -4, 4):
+        for change in (self.grain * times for times in (-2, 2, -1, 1, -4, 4)):
             found += [
                 replace(split, streamed=split.streamed + change / count),
                 replace(split, parameters=split.parameters + change),
@@ -359,9 +372,8 @@ class _Search:
 
     def _divide_the_link(self) -> None:
         """The best so far with activations that count on less of the link: what is left of it on the whole may not be free when they want it."""
-        best = self._best()
-        assert best is not None
-        split, states = best[0], best[1].program.states
+        split, best = self._found()
+        states = best.program.states
         tiers = _above_disk(states, self.tiers)
         for part in OTHER_PARTS if states and tiers else ():
             if self.is_over():
@@ -376,8 +388,7 @@ class _Search:
         if now + (now - self.began) > self.deadline or chosen.seconds <= NEAR * least_seconds(self.menu, self.update, self.takes):
             return chosen
         states = chosen.program.states
-        sends = any(plan.sent for plan in chosen.program.calls.values())
-        again = self.around.planned(states, _above_disk(states, self.tiers) if sends else (), IMAGES)
+        again = self.around.planned(states, _above_disk(states, self.tiers) if _sends(chosen) else (), IMAGES)
         return chosen if again is None else min(chosen, again, key=lambda one: one.seconds)
 
     def _descend(self) -> None:
@@ -414,30 +425,40 @@ class _Search:
 
     def near(self, best: Chosen) -> list[Chosen]:
         """Others that come near the best, the fastest first."""
-        known = [chosen for chosen in (*self.tried.values(), *self.borrowed.values()) if chosen is not None and chosen is not best]
+        known = [chosen for _, chosen in self._known() if chosen is not best]
         return sorted((chosen for chosen in known if chosen.seconds <= best.seconds * DETAILED), key=lambda chosen: chosen.seconds)
 
     def _exchange(self) -> None:
-        """Ever better exchanges that leave the device as full as it is: parameters that leave for state that stays, or the other way round, and other
-        shares of streamed updates. Each with the activations of the best, and the best of them with its own."""
-        count = len(self.units)
-        while self.clock.now() < self.deadline:
-            found = self._best()
-            assert found is not None
-            split, best = found
-            near = [Split(split.state - change, split.parameters + self.exchange * change, split.streamed, split.held) for change in EXCHANGES]
-            fitting = [*(one for one in near if one.is_of(count)), *self._streamed_near(split)]
-            seconds = {one: chosen.seconds for one in fitting if (chosen := self._with_activations_of(one, best)) is not None}
-            if not seconds:
-                return
-            first = min(seconds, key=lambda one: seconds[one])
-            self._try(first, (any(plan.sent for plan in best.program.calls.values()),))
-            if self._best_split() == split:
-                return
+        """What is near the best so far with its activations, and the best of that with its own."""
+        split, best = self._settled(*self._found())
+        self._try(split, (_sends(best),))
 
-    def _streamed_near(self, split: Split) -> list[Split]:
-        count = len(self.units)
-        return [near for change in EXCHANGES if (near := replace(split, streamed=split.streamed + change / count)).is_of(count)]
+    def _settled(self, split: Split, best: Chosen) -> tuple[Split, Chosen]:
+        """By ever smaller changes of each number, and of two that leave the device as full as it is. One unit of many is a hundredth of the cpu's
+        time, and where cpu and link have none left a step is longer by what they are out of balance."""
+        step, looked_at = 2 * self.grain, {split}
+        while step and not self.is_over():
+            before = split
+            for change in (*self._changes(-step), *self._changes(step)):
+                split, best = self._along(change, split, best, looked_at)
+            step = step if split != before else step // 2
+        return split, best
+
+    def _changes(self, step: int) -> list[Change]:
+        return [Change(streamed=step), Change(parameters=step), Change(state=-step, parameters=self.exchange * step), Change(state=step)]
+
+    def _along(self, change: Change, split: Split, best: Chosen, looked_at: set[Split]) -> tuple[Split, Chosen]:
+        """As far as each is better than the one before."""
+        while not self.is_over():
+            near = split.changed(change, len(self.units))
+            if near is None or near in looked_at:
+                break
+            looked_at.add(near)
+            found = self._with_activations_of(near, best)
+            if found is None or found.seconds >= best.seconds:
+                break
+            split, best = near, found
+        return split, best
 
     def _with_activations_of(self, split: Split, other: Chosen) -> Chosen | None:
         """A split with what was planned for another one's activations, if that fits."""
@@ -451,9 +472,12 @@ class _Search:
         return found
 
     def _best_split(self) -> Split:
+        return self._found()[0]
+
+    def _found(self) -> tuple[Split, Chosen]:
         found = self._best()
         assert found is not None
-        return found[0]
+        return found
 
     def _sends(self, split: Split) -> bool:
         """Whether what was found for it is clearly better with activations that are sent; such plans take longer to make."""
@@ -461,9 +485,12 @@ class _Search:
         return sent is not None and (stays is None or sent.seconds < CLEARLY * stays.seconds)
 
     def _best(self) -> tuple[Split, Chosen] | None:
-        known = [*((split, chosen) for (split, _), chosen in self.tried.items()), *self.borrowed.items()]
-        found = [(chosen.seconds, number, split, chosen) for number, (split, chosen) in enumerate(known) if chosen is not None]
+        found = [(chosen.seconds, number, split, chosen) for number, (split, chosen) in enumerate(self._known())]
         return min(found)[2:] if found else None
+
+    def _known(self) -> list[tuple[Split, Chosen]]:
+        known = [*((split, chosen) for (split, _), chosen in self.tried.items()), *self.borrowed.items()]
+        return [(split, chosen) for split, chosen in known if chosen is not None]
 
     def _try(self, split: Split, ways: Sequence[bool] = BOTH) -> Chosen | None:
         """With and without sending activations, or one of these."""

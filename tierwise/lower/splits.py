@@ -10,6 +10,7 @@ from ..ir import ON_DEVICE, Menu, Placement
 from .states import StateUnit
 
 FIRST, MOST_USES = 2, 4  # units at the beginning, and uses in a step: whose parameters leave last
+ROUNDED = 1e-9  # less than what is due
 HOST_SHARE = 0.9  # of host memory for state; the rest is for what passes through it
 
 
@@ -21,6 +22,13 @@ class Split:
     parameters: int = 0
     streamed: float = 0.0  # share of the updates that are away
     held: float = 0.0  # share of these whose gradients wait for them on the device, if they may: the first ones, whose gradients come last
+
+    def changed(self, change: Change, count: int) -> Split | None:
+        """None: so many units do not have that."""
+        state = self.state + change.state
+        parameters = self.parameters + change.parameters
+        found = Split(state, parameters if change.parameters else min(parameters, state), self.streamed + change.streamed / count, self.held)
+        return found if found.is_of(count) else None
 
     def is_of(self, count: int) -> bool:
         """Whether it can be one of so many units."""
@@ -35,6 +43,15 @@ class Split:
         """On the device; what passes through it takes room there, too."""
         less = self.state <= other.state and self.parameters <= other.parameters and self.held >= other.held
         return less and (self.streamed > 0 or other.streamed == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Of a split, in units."""
+
+    state: int = 0
+    parameters: int = 0
+    streamed: int = 0
 
 
 class Splits:
@@ -97,13 +114,16 @@ class Splits:
         update than the cpu."""
         found: dict[int, bool] = {}
         leaving = range(len(self.units) - split.state, len(self.units))
-        through = 1.0 - split.streamed / 2 if split.streamed and self.update == "backward" else 0.0
-        for place in leaving:
+        sizes = {place: self.units[place].state_bytes or self.units[place].parameter_bytes for place in leaving}
+        first = next(iter(sizes.values()), 0)
+        through = first * (1 - split.streamed / 2) if split.streamed and self.update == "backward" else 0.0
+        for place, size in sizes.items():
             ways = {option.update for option in self.menu.homes[self.units[place].path]}
-            through += split.streamed
-            found[place] = "streamed" in ways and (through >= 1 or "cpu" not in ways)
-            if found[place] or through >= 1:
-                through -= 1
+            through += split.streamed * size
+            is_due = through >= size * (1 - ROUNDED)
+            found[place] = "streamed" in ways and (is_due or "cpu" not in ways)
+            if found[place] or is_due:
+                through -= size
         return found
 
     def _fitting(

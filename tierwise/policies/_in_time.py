@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -115,17 +116,28 @@ def run(pieces: Sequence[Piece]) -> list[Piece]:
         rows.setdefault(piece.row, _Row() if piece.rank is None else _ByRank()).put(piece)
     free: dict[str, float] = {}
     found: list[Piece] = []
-    while rows:
-        firsts = [
-            (first[0], number, row, first[1]) for number, (row, waiting) in enumerate(rows.items()) if (first := waiting.first(free)) is not None
-        ]
-        start, _, row, piece = min(firsts, key=lambda first: first[:2])
-        rows[row].take(piece)
-        if not rows[row]:
-            del rows[row]
+    waiting = list(rows.values())
+    firsts: list[tuple[float, Piece] | None] = [None] * len(waiting)
+    while waiting:
+        best, start = -1, math.inf
+        for number, row in enumerate(waiting):
+            first = firsts[number]
+            if first is None:
+                first = firsts[number] = row.first(free)
+            if first is not None and first[0] < start:
+                best, start = number, first[0]
+        piece = firsts[best][1]  # type: ignore[index]
+        waiting[best].take(piece)
         piece.start, piece.end = start, start + piece.seconds
         free |= dict.fromkeys(piece.lanes, piece.end)
         found.append(piece)
+        firsts[best] = None
+        if not waiting[best]:
+            del waiting[best], firsts[best]
+        # What shares a lane with it may start later now; of a row without an order somebody else may, who waited for it.
+        for number, first in enumerate(firsts):
+            if first is not None and (isinstance(waiting[number], _ByRank) or any(lane in first[1].lanes for lane in piece.lanes)):
+                firsts[number] = None
     return found
 
 

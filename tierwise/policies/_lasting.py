@@ -10,19 +10,20 @@ they would run (_in_time.py).
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
 
 from ..ir import PASSING, Compute, Copy, Free, Op, Phase, Problem, Role, Schedule, Step
+from ..ir.placement import IN_FLIGHT, waiting_bytes
 from ._in_time import Piece, over_by
 from ._in_time import piece as piece_of
 from ._in_time import run as in_time
 
 LISTED, ON_DEVICE = "listed", "on the device"  # rows of what has its place in the list
 JUST_BEFORE = 2  # ops on the device before the one that needs it, what the cpu has made goes there at the earliest
-IN_FLIGHT = 4  # regions whose gradients may wait for their updates, of those that do not wait in host memory for the next forward
 PASSING_BYTES = 192 << 20  # of state on its way through the device: a few chunks of it
 MOST_ON_THEIR_WAY = 16  # updates, however small their state is
 BY_RANK = ", by rank"  # rows of updates that the cpu takes in the order in which they are needed
@@ -295,12 +296,14 @@ class _Away:
         results: dict[int, Piece] = {}
         staying: dict[int, list[Step]] = {}  # gradients of updates through the device, by the op after which they are complete
         behind: dict[str, dict[int, list[Piece]]] = {}  # of each processor, updates by the op after which they can run
+        count_of = {op: bisect.bisect_right(computes, self._complete_at(self.graph.ops[op])) if when == "backward" else 0 for op in order}
+        holding = self._holding(count_of)
         pieces = [*device, *following, *listed, *more]
         for op in order:
             on = self.places[op].processor
             mine = row.setdefault(on, [])
             mine.append(op)
-            count = bisect.bisect_right(computes, self._complete_at(self.graph.ops[op])) if when == "backward" else 0
+            count = count_of[op]
             complete[op] = device[count - 1 : count]
             shared = [results[other] for other in self._earlier(op)]  # one storage of several parameters
             first = len(mine) - 1 - self._on_their_way(mine)  # when the one before that has left its place
@@ -319,8 +322,9 @@ class _Away:
             if when == "backward" and op not in ranks:  # for a few their gradients wait, then backward does
                 waiting = behind.setdefault(on, {})
                 waiting.setdefault(count, [])
-                if len(waiting) > IN_FLIGHT and count < len(device):
-                    device[count].after += list(waiting.values())[-1 - IN_FLIGHT]
+                over = len(waiting) - holding.few_of([*waiting])
+                if over > 0 and count < len(device):
+                    device[count].after += list(waiting.values())[over - 1]
             compute = piece(on + by_rank, self._compute(op, iteration), [fetch, late], ranks.get(op))
             results[op] = piece(f"{on}, results{by_rank}", self._results(op, iteration), [compute], 0 if by_rank else None)
             if when == "backward" and op not in ranks:
@@ -332,13 +336,28 @@ class _Away:
             elif number < len(following):
                 following[number].after += [results[op] for op in ops]
         places = list(staying)
-        for place, count in enumerate(places):
-            until = places[place + IN_FLIGHT] if place + IN_FLIGHT < len(places) else len(computes)
-            self.after.setdefault(computes[until - 1], []).extend(staying[count])
+        gone = 0
+        for place, count in enumerate(places, 1):
+            while gone < place - holding.few_of(places[:place]):
+                self.after.setdefault(computes[count - 1], []).extend(staying[places[gone]])
+                gone += 1
+        for count in places[gone:]:
+            self.after.setdefault(computes[-1], []).extend(staying[count])
         wanted = {id(results[op]): number for number, ops in needed.items() for op in ops if self._is_elsewhere(op)}
         for one in in_time(pieces):
             if one.row != ON_DEVICE and not one.row.startswith(LISTED):
                 self._list(one, computes, device, following, wanted.get(id(one), 0) - JUST_BEFORE if when == "after" or following else 0)
+
+    def _holding(self, count_of: Mapping[int, int]) -> _Holding:
+        """By updates and the number of the op after which each is complete."""
+        whole, held = Counter[int](), Counter[int]()
+        for op, count in count_of.items():
+            for storage in self.graph.ops[op].reads:
+                if storage in self.waits_in:
+                    nbytes = self.graph.storages[storage].nbytes
+                    whole[count] += nbytes
+                    held[count] += nbytes * (self.waits_in[storage] == self.device)
+        return _Holding(held, waiting_bytes(self.problem.budget_bytes, max(whole.values(), default=0)))
 
     def _on_their_way(self, updates: Sequence[int]) -> int:
         """For how many before the last of these updates state is on its way or there when that of the last one comes."""
@@ -471,6 +490,25 @@ class _Away:
             if works_in not in homes:
                 steps.append(Free(storage, works_in, iteration=iteration))
         return steps
+
+
+@dataclass(frozen=True, slots=True)
+class _Holding:
+    """Gradients that wait on the device, by the number of the op after which they are complete; and how many bytes of them may."""
+
+    nbytes: Mapping[int, int]
+    most: int
+
+    def few_of(self, counts: Sequence[int]) -> int:
+        """For how many of the last of these backward does not wait; where gradients wait elsewhere, a few."""
+        total = 0
+        for number, count in enumerate(reversed(counts)):
+            if number == IN_FLIGHT and not total:
+                return IN_FLIGHT
+            total += self.nbytes.get(count, 0)
+            if number and total > self.most:
+                return number
+        return len(counts)
 
 
 _GONE = Free(-1, "")  # a step that the schedule had and this one has not

@@ -31,7 +31,8 @@ def trained(placements, update, steps, tmp_path):
     device = CudaDevice()
     model = llama(device.torch_device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    states = States(model, optimizer, placements, device, update=update, masters="fp32", stream_chunk_elements=1 << 16, cpu_chunk_elements=1 << 16)
+    sizes = {"stream_chunk_elements": 1 << 16, "cpu_chunk_elements": 1 << 16}
+    states = States(model, optimizer, placements, device, regions=regions([ON_DEVICE]), update=update, masters="fp32", **sizes)
     needs = states.needs()
     pool = HostPool(needs.host_bytes + 16 * MIB, device)
     store = NvmeStore(tmp_path, needs.nvme_bytes, pool, block_bytes=MIB, requests=2) if needs.nvme_bytes else None
@@ -87,3 +88,13 @@ def test_many_homes_in_one_step(update, tmp_path):
     in_memory = [place for place in legal() if "nvme" not in (place.state, place.parameters)]
     for first in range(0, len(in_memory), 6):
         check(regions(in_memory[first : first + 6]), update, tmp_path)
+
+
+@pytest.mark.parametrize("update", ["after", "backward"])
+def test_parts_of_a_block_in_many_homes(update, tmp_path):
+    """They come, go and are updated by themselves, and are needed when the block runs."""
+    in_memory = [place for place in legal() if "nvme" not in (place.state, place.parameters)]
+    parts = [f"blocks.{layer}.{part}" for layer in range(4) for part in ("attention", "feed_forward.up", "feed_forward.down")]
+    for first in range(0, len(in_memory), 4):
+        some = in_memory[first : first + 4]
+        check(regions(some) | {part: some[(number // 2) % len(some)] for number, part in enumerate(parts)}, update, tmp_path)

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -25,6 +26,7 @@ import torch
 from torch import nn
 
 from ...errors import BadInput, TierwiseError, UnknownName
+from ...ir.placement import waiting_bytes
 from ..device import Device
 from ..host_pool import HostPool
 from ..lanes import Lane
@@ -46,7 +48,7 @@ from .placement import ON_DEVICE, Needs, Placement
 from .residency import Residency
 from .stepping import Stepping, has_gradient
 from .torchs import is_piecewise
-from .units import CPU_CHUNK_ELEMENTS, STREAM_CHUNK_ELEMENTS, Slot, units_of
+from .units import CPU_CHUNK_ELEMENTS, STREAM_CHUNK_ELEMENTS, Slot, region_of, units_of
 from .updates import Stored, Updates
 from .whole import Whole
 from .worked import Work
@@ -58,9 +60,9 @@ _log = logging.getLogger("tierwise")
 class States:
     """`placements` by module path; parameters of no path stay on the device.
 
+    regions          modules within which paths are parts: they are needed when the whole module runs
     source           values for parameters by name, such as a checkpoint that is mapped into memory
     ahead            how many regions' parameters come before they are needed
-    units_in_flight  with update="backward", for how many updates gradients may wait on the device at once: backward waits for slower updates
     gradient_blocks  with update="backward", how many units' gradients have room in host memory at once, likewise; None: all, and then the cpu
                      updates first what the next forward needs first
     leaving_bytes    how much device memory gradients on their way out may hold before compute waits for one of them
@@ -74,11 +76,11 @@ class States:
         placements: Mapping[str, Placement],
         device: Device,
         *,
+        regions: Collection[str] = (),
         update: str = "after",
         masters: str | None = None,
         source: Mapping[str, torch.Tensor] | None = None,
         ahead: int = 1,
-        units_in_flight: int = 4,
         gradient_blocks: int | None = None,
         threads: int | None = None,
         cpus: Sequence[int] | None = None,
@@ -93,12 +95,11 @@ class States:
             raise BadInput(f"masters is {masters!r}; it is 'fp32', or None for the user's own types")
         self.model, self.optimizer, self.device = model, optimizer, device
         self.update, self.masters = update, masters
-        self.units_in_flight = max(1, units_in_flight) if update == "backward" else None
         self.gradient_blocks = max(1, gradient_blocks) if gradient_blocks is not None and update == "backward" else None
         self.steps = 0
         self._leaving_bytes = leaving_bytes
         sizes = {"stream_chunk_elements": stream_chunk_elements, "cpu_chunk_elements": cpu_chunk_elements}
-        self.stored = [stored_of(unit, optimizer, masters) for unit in units_of(model, optimizer, placements, **sizes)]
+        self.stored = [stored_of(unit, optimizer, masters) for unit in units_of(model, optimizer, placements, regions=regions, **sizes)]
         self._threads, self._cpus, self._compiled = threads, cpus, compiled
         self._source = source or {}
         self._home_of = {slot.parameter: (home, slot) for home in self.stored for slot in home.unit.slots}
@@ -106,7 +107,7 @@ class States:
         for home in self.stored:
             for region in home.unit.regions:
                 self._by_region.setdefault(region, []).append(home)
-        order = [path for path in placements if path in self._by_region]
+        order = [path for path in dict.fromkeys(region_of(path, regions) for path in placements) if path in self._by_region]
         self.residency = Residency(self._by_region, order, ahead, finish=self._finish, over=self._backward_is_over)
         self._removers: list[Callable[[], None]] = []
         self._pool: HostPool | None = None
@@ -144,8 +145,9 @@ class States:
                 self._ledger = Ledger(self.optimizer, self._updates, self._weights)
                 self._stepping = Stepping(
                     self.optimizer, self.device, self._updates, self._ledger, self._traffic, self._shelf, self.residency.residences,
-                    during_backward=self.update == "backward", units_in_flight=self.units_in_flight, needed=self._needed,
+                    during_backward=self.update == "backward", needed=self._needed,
                 )  # fmt: skip
+                self.plan_with(sys.maxsize)
             with torch.no_grad():
                 self._settle_in()
             self._watch()
@@ -231,6 +233,12 @@ class States:
                 self.residency.be_there(home)
                 stack.callback(self.residency.not_used, home, keep=False)
             yield
+
+    def plan_with(self, budget_bytes: int) -> None:
+        """Updates in backward: by how much memory there is, how much of it gradients may hold that wait for theirs."""
+        if self._stepping is not None:
+            regions = [sum(home.unit.nbytes for home in homes if home.unit.trained) for path, homes in self._by_region.items() if path]
+            self._stepping.waiting_bytes = waiting_bytes(budget_bytes, max(regions, default=0))
 
     # -- regions ------------------------------------------------------------------------------------------------------------------------
 

@@ -37,13 +37,13 @@ class Stepping:
         residences: Mapping[Stored, Residence],
         *,
         during_backward: bool,
-        units_in_flight: int | None,
         needed: Callable[[Stored], int],
     ) -> None:
+        self.waiting_bytes: int | None = None  # of gradients on the device for which backward does not wait; None: it never does
         self.broken: TierwiseError | None = None  # an update failed: parameters and state do not belong together any more
         self._optimizer, self._device, self._updates, self._ledger, self._traffic = optimizer, device, updates, ledger, traffic
         self._residences, self._during_backward = residences, during_backward
-        self._shelf, self._units_in_flight, self._needed = shelf, units_in_flight, needed
+        self._shelf, self._needed = shelf, needed
         self._in_flight: deque[Stored] = deque()  # updates that hold gradients, the oldest first
         self._versions: dict[Slot, int] = {}
 
@@ -124,10 +124,13 @@ class Stepping:
 
     def _keep_few_waiting(self) -> None:
         """Gradients that come faster than they are used would pile up on the device."""
-        if self._units_in_flight is not None:
-            waiting = [home for home in self._in_flight if not home.wants_gradients]
-            for home in waiting[: -self._units_in_flight]:
-                self.finish(home)
+        if self.waiting_bytes is None or not self._during_backward:
+            return
+        waiting = [home for home in self._in_flight if not home.wants_gradients]
+        for number, home in enumerate(waiting[:-1]):
+            if sum(other.unit.nbytes for other in waiting[number:]) <= self.waiting_bytes:
+                break
+            self.finish(home)
 
     def finish(self, home: Stored) -> None:
         """Compute that comes from now on comes after the unit's update."""

@@ -1,4 +1,4 @@
-"""Parameters that move and are updated together: those of one region, of one type, one after the other in flat arrays.
+"""Parameters that move and are updated together: those of one region in one place, of one type, one after the other in flat arrays.
 
 Every array of a unit (parameters, gradients, master, moments) has the same order and the same offsets. A unit is cut into chunks, the pieces in
 which its state travels and is updated.
@@ -6,7 +6,7 @@ which its state travels and is updated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -85,10 +85,12 @@ def units_of(
     optimizer: torch.optim.Optimizer | None,
     placements: Mapping[str, Placement],
     *,
+    regions: Collection[str] = (),
     stream_chunk_elements: int = STREAM_CHUNK_ELEMENTS,
     cpu_chunk_elements: int = CPU_CHUNK_ELEMENTS,
 ) -> list[Unit]:
-    """The model's parameters by region. Those of no region are the region "", the model itself."""
+    """The model's parameters by path; those of no path are "", the model itself. A path within one of the `regions` is needed when that runs, others
+    when their modules do."""
     modules = dict(model.named_modules())
     for path in placements:
         if path not in modules:
@@ -100,16 +102,16 @@ def units_of(
     strangers = sum(1 for parameter in groups if parameter not in names)
     if strangers:
         raise BadInput(f"the optimizer has {strangers} parameters that are not the model's; give it model.parameters() of the model that is fitted")
-    found: dict[tuple[tuple[str, ...], torch.dtype, bool], Unit] = {}
+    found: dict[tuple[tuple[str, ...], Placement, torch.dtype, bool], Unit] = {}
+    announced = {path: region_of(path, regions) for path in ("", *placements)}
     for parameter, known_as in names.items():
-        regions = tuple(dict.fromkeys(_region_of(name, placements) for name in known_as))
+        paths = tuple(dict.fromkeys(_path_of(name, placements) for name in known_as))
         trained = parameter in groups
-        key = (regions, parameter.dtype, trained)
+        needed, placement = tuple(dict.fromkeys(announced[path] for path in paths)), _placement(paths, placements, trained)
+        key = (needed, placement, parameter.dtype, trained)
         if key not in found:
-            label = "+".join(region or "(model)" for region in regions) + ("" if trained else " (frozen)")
-            found[key] = Unit(
-                f"{label} {str(parameter.dtype).removeprefix('torch.')}", regions, _placement(regions, placements, trained), parameter.dtype, trained
-            )
+            label = "+".join(region or "(model)" for region in needed) + ("" if trained else " (frozen)")
+            found[key] = Unit(f"{label} {str(parameter.dtype).removeprefix('torch.')}", needed, placement, parameter.dtype, trained)
         found[key].slots.append(_slot(parameter, known_as[0], groups.get(parameter, -1)))
     for unit in found.values():
         unit.slots.sort(key=lambda slot: slot.group)
@@ -130,17 +132,27 @@ def _slot(parameter: nn.Parameter, name: str, group: int) -> Slot:
     return Slot(parameter, name, 0, parameter.numel(), size, stride, group)
 
 
-def _region_of(name: str, placements: Mapping[str, Placement]) -> str:
-    path = name.rpartition(".")[0]
-    while path and path not in placements:
+def _path_of(name: str, placements: Mapping[str, Placement]) -> str:
+    """The longest that a parameter is below."""
+    return next((path for path in _above(name.rpartition(".")[0]) if path in placements), "")
+
+
+def region_of(path: str, regions: Collection[str]) -> str:
+    """The one that a path is a part of, or itself."""
+    return next((region for region in _above(path) if region in regions), path)
+
+
+def _above(path: str) -> Iterator[str]:
+    """A module and those that it is in, the innermost first."""
+    while path:
+        yield path
         path = path.rpartition(".")[0]
-    return path
 
 
-def _placement(regions: tuple[str, ...], placements: Mapping[str, Placement], trained: bool) -> Placement:
-    """That of the first region. A parameter stays on the device if one of the regions that share it wants it there, or if it is updated there."""
-    chosen = placements.get(regions[0], ON_DEVICE)
-    stays = any(placements.get(region, ON_DEVICE).parameters == "device" for region in regions)
+def _placement(paths: tuple[str, ...], placements: Mapping[str, Placement], trained: bool) -> Placement:
+    """That of the first path. A parameter stays on the device if one of the paths that share it wants it there, or if it is updated there."""
+    chosen = placements.get(paths[0], ON_DEVICE)
+    stays = any(placements.get(path, ON_DEVICE).parameters == "device" for path in paths)
     if stays or (trained and chosen.update == "device"):
         chosen = Placement(chosen.state, chosen.update, "device", chosen.gradients)
     return chosen
