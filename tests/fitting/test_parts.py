@@ -9,7 +9,7 @@ from fitting.training import fitting
 from torch import nn
 
 from tierwise.execute.null_device import NullDevice
-from tierwise.execute.states.units import units_of
+from tierwise.execute.states.units import Known, units_of
 from tierwise.fitting import homes, plan_of
 from tierwise.fitting.homes import parts_of
 from tierwise.ir import ON_DEVICE, Placement
@@ -43,16 +43,16 @@ def test_a_part_has_a_good_part_of_its_region(monkeypatch):
 def test_parts_in_one_place_are_one_unit():
     model = nn.ModuleDict({"block": Block(), "head": nn.Linear(4, 4)})
     placements = {"block": CPU, "block.mlp.up": THROUGH, "block.mlp.down": CPU, "head": CPU}
-    optimizer = torch.optim.AdamW(model.parameters())
-    found = units_of(model, optimizer, placements, regions=["block"])
+    known = Known.of(model, torch.optim.AdamW(model.parameters()))
+    found = units_of(known, placements, regions=["block"])
     assert [(unit.regions, unit.placement, len(unit.slots)) for unit in found] == [
         (("block",), CPU, 8),
         (("block",), THROUGH, 1),
         (("head",), CPU, 2),
     ]
-    apart = units_of(model, optimizer, placements)  # by modules of their own
+    apart = units_of(known, placements)  # by modules of their own
     assert [unit.regions for unit in apart] == [("block",), ("block.mlp.up",), ("block.mlp.down",), ("head",)]
-    stays = units_of(model, optimizer, {"block.mlp.up": THROUGH}, regions=["block"])
+    stays = units_of(known, {"block.mlp.up": THROUGH}, regions=["block"])
     assert [(unit.regions, unit.placement) for unit in stays] == [(("",), ON_DEVICE), (("block",), THROUGH)]
 
 

@@ -30,3 +30,21 @@ def test_what_a_long_planning_leaves_behind_is_cleared_away_unless_the_user_does
 def test_nothing_is_searched_for_after_a_failure():
     with pytest.raises(ValueError, match="no plan"), swept(-1.0):
         raise ValueError("no plan")
+
+
+def test_what_was_there_before_is_not_searched_meanwhile_and_is_after():
+    before = Round()
+    with swept(-1.0):
+        assert gc.get_freeze_count() > 0
+        gone = weakref.ref(before)
+        del before
+        gc.collect()
+        assert gone() is not None
+    assert gc.get_freeze_count() == 0 and gone() is None
+    gc.freeze()  # somebody else's
+    try:
+        with swept():
+            pass
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()

@@ -380,7 +380,7 @@ class Fitted:
         menu = self._with_host(with_budget(prepared.menu, max(1, room)))
         tiers = tuple(tier for tier in ("dram", "nvme") if tier == "dram" or self.settings.nvme)
         try:
-            with self.session.suspended():
+            with self.session.suspended(), self.lasting.counting():
                 prepared, program = program_for(
                     replace(prepared, menu=menu), self.settings.policy, tiers, self.model, self.device,
                     compile=self.settings.compile, update=self.settings.update, fixed=fixed, takes=takes,

@@ -19,7 +19,7 @@ from ..execute.states import States
 from ..execute.states.gradients import LEAVING_BYTES
 from ..execute.states.passes import HostRate
 from ..execute.states.safetensors import Checkpoint
-from ..execute.states.units import MASTERED_BYTES, STREAM_CHUNK_BYTES, region_of
+from ..execute.states.units import MASTERED_BYTES, STREAM_CHUNK_BYTES, Known, region_of
 from ..execute.states.updates import STAGING_BUFFERS
 from ..ir import ON_DEVICE, Placement, Program
 from ..ir.placement import HELD_SHARE, IN_FLIGHT
@@ -62,12 +62,22 @@ class Lasting:
         self._pool: HostPool | None = None
         self._reserved = (0, 0)
         self.regions: Collection[str] = ()  # modules of which parts may be placed by themselves
+        self._counted: tuple[Known, int] | None = None  # what a planner that asks again and again need not have looked at each time
         self.placements: dict[str, Placement] | None = None  # once something was placed
         self.host: HostRate | None = None  # how updates run fastest on this host, once that was measured
 
     @property
     def states(self) -> States | None:
         return self._session.states
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """The model, the optimizer and what there is of host memory stay as they are meanwhile."""
+        self._counted = Known.of(self._session.model, self._optimizer), available_host_bytes()
+        try:
+            yield
+        finally:
+            self._counted = None
 
     def takes(self, states: Mapping[str, Placement]) -> tuple[int, int]:
         """What updates and gradients on their way out hold on the device, beyond what they read and write there; and all of it in host memory.
@@ -91,14 +101,15 @@ class Lasting:
 
     def _states(self, placements: Mapping[str, Placement]) -> States:
         """With host memory for the gradients of all modules, or, where there is none to spare, of a few in turn."""
+        known, available = self._counted or (None, available_host_bytes())
         make = partial(
             States, self._session.model, self._optimizer, placements, self._session.device, update=self._update, masters=self._masters,
             source=self._source, leaving_bytes=self._leaving_bytes(placements), stream_chunk_elements=self._stream_chunk_elements(placements),
-            regions=self.regions, threads=self.host.threads if self.host else None, cpus=self.host.cpus if self.host else None,
+            regions=self.regions, known=known, threads=self.host.threads if self.host else None, cpus=self.host.cpus if self.host else None,
         )  # fmt: skip
         states, left = make(), self._below.host_left_bytes
         needs = states.needs()
-        room = (int(available_host_bytes() * ROOMY_SHARE) if left is None else left) + self._reserved[0]
+        room = (int(available * ROOMY_SHARE) if left is None else left) + self._reserved[0]
         return states if needs.host_bytes + needs.parameter_host_bytes <= room else make(gradient_blocks=self._gradient_blocks(placements))
 
     def _leaving_bytes(self, placements: Mapping[str, Placement]) -> int:

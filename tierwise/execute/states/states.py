@@ -48,7 +48,7 @@ from .placement import ON_DEVICE, Needs, Placement
 from .residency import Residency
 from .stepping import Stepping, has_gradient
 from .torchs import is_piecewise
-from .units import CPU_CHUNK_ELEMENTS, STREAM_CHUNK_ELEMENTS, Slot, region_of, units_of
+from .units import CPU_CHUNK_ELEMENTS, STREAM_CHUNK_ELEMENTS, Known, Slot, region_of, units_of
 from .updates import Stored, Updates
 from .whole import Whole
 from .worked import Work
@@ -61,6 +61,7 @@ class States:
     """`placements` by module path; parameters of no path stay on the device.
 
     regions          modules within which paths are parts: they are needed when the whole module runs
+    known            what Known.of says of the model and the optimizer, for whoever asks many times
     source           values for parameters by name, such as a checkpoint that is mapped into memory
     ahead            how many regions' parameters come before they are needed
     gradient_blocks  with update="backward", how many units' gradients have room in host memory at once, likewise; None: all, and then the cpu
@@ -77,6 +78,7 @@ class States:
         device: Device,
         *,
         regions: Collection[str] = (),
+        known: Known | None = None,
         update: str = "after",
         masters: str | None = None,
         source: Mapping[str, torch.Tensor] | None = None,
@@ -99,7 +101,9 @@ class States:
         self.steps = 0
         self._leaving_bytes = leaving_bytes
         sizes = {"stream_chunk_elements": stream_chunk_elements, "cpu_chunk_elements": cpu_chunk_elements}
-        self.stored = [stored_of(unit, optimizer, masters) for unit in units_of(model, optimizer, placements, regions=regions, **sizes)]
+        self.stored = [
+            stored_of(unit, optimizer, masters) for unit in units_of(known or Known.of(model, optimizer), placements, regions=regions, **sizes)
+        ]
         self._threads, self._cpus, self._compiled = threads, cpus, compiled
         self._source = source or {}
         self._home_of = {slot.parameter: (home, slot) for home in self.stored for slot in home.unit.slots}

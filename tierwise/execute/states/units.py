@@ -6,7 +6,7 @@ which its state travels and is updated.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -80,9 +80,30 @@ class Unit:
                 yield slot, slice(start, stop)
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A model's modules, all names of its parameters, and the optimizer's groups that have them."""
+
+    modules: Collection[str]
+    names: Mapping[nn.Parameter, Sequence[str]]
+    groups: Mapping[nn.Parameter, int]
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Known:
+        groups = {} if optimizer is None else {p: index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        names: dict[nn.Parameter, list[str]] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names.setdefault(parameter, []).append(name)
+        strangers = sum(1 for parameter in groups if parameter not in names)
+        if strangers:
+            raise BadInput(
+                f"the optimizer has {strangers} parameters that are not the model's; give it model.parameters() of the model that is fitted"
+            )
+        return cls(dict(model.named_modules()).keys(), names, groups)
+
+
 def units_of(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
+    known: Known,
     placements: Mapping[str, Placement],
     *,
     regions: Collection[str] = (),
@@ -91,28 +112,20 @@ def units_of(
 ) -> list[Unit]:
     """The model's parameters by path; those of no path are "", the model itself. A path within one of the `regions` is needed when that runs, others
     when their modules do."""
-    modules = dict(model.named_modules())
     for path in placements:
-        if path not in modules:
-            raise UnknownName("submodule", path, modules)
-    groups = {} if optimizer is None else {p: index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
-    names: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
-    strangers = sum(1 for parameter in groups if parameter not in names)
-    if strangers:
-        raise BadInput(f"the optimizer has {strangers} parameters that are not the model's; give it model.parameters() of the model that is fitted")
+        if path not in known.modules:
+            raise UnknownName("submodule", path, known.modules)
     found: dict[tuple[tuple[str, ...], Placement, torch.dtype, bool], Unit] = {}
     announced = {path: region_of(path, regions) for path in ("", *placements)}
-    for parameter, known_as in names.items():
+    for parameter, known_as in known.names.items():
         paths = tuple(dict.fromkeys(_path_of(name, placements) for name in known_as))
-        trained = parameter in groups
+        trained = parameter in known.groups
         needed, placement = tuple(dict.fromkeys(announced[path] for path in paths)), _placement(paths, placements, trained)
         key = (needed, placement, parameter.dtype, trained)
         if key not in found:
             label = "+".join(region or "(model)" for region in needed) + ("" if trained else " (frozen)")
             found[key] = Unit(f"{label} {str(parameter.dtype).removeprefix('torch.')}", needed, placement, parameter.dtype, trained)
-        found[key].slots.append(_slot(parameter, known_as[0], groups.get(parameter, -1)))
+        found[key].slots.append(_slot(parameter, known_as[0], known.groups.get(parameter, -1)))
     for unit in found.values():
         unit.slots.sort(key=lambda slot: slot.group)
         for slot in unit.slots:
