@@ -42,7 +42,7 @@ from .returned import Returned
 from .runnable import kept, region_plans, sent_bytes
 from .saved import holds_output
 from .settings import Settings, limited
-from .sweeping import LOOKED, swept
+from .sweeping import LOOKED, old_ones_rest, swept
 from .trials import Trials
 from .verify import verify_step
 
@@ -380,7 +380,7 @@ class Fitted:
         menu = self._with_host(with_budget(prepared.menu, max(1, room)))
         tiers = tuple(tier for tier in ("dram", "nvme") if tier == "dram" or self.settings.nvme)
         try:
-            with self.session.suspended(), self.lasting.counting():
+            with self.session.suspended(), self.lasting.counting(), old_ones_rest():
                 prepared, program = program_for(
                     replace(prepared, menu=menu), self.settings.policy, tiers, self.model, self.device,
                     compile=self.settings.compile, update=self.settings.update, fixed=fixed, takes=takes,

@@ -16,16 +16,22 @@ LONG, LOOKED = 1.0, 0.3  # seconds, of planning and of looking at a step that wa
 
 @contextlib.contextmanager
 def swept(long: float = LONG) -> Iterator[None]:
-    """Collect garbage after something that took longer than that, unless the user has switched that off. Meanwhile only what is made from now on is
-    searched: a third of a second each time, several times in a plan's ten, went into what torch and a compiled model keep anyway."""
+    """Collect garbage after something that took longer than that, unless the user has switched that off."""
     began = time.monotonic()
-    ours = gc.isenabled() and not gc.get_freeze_count()
-    if ours:
+    yield
+    if gc.isenabled() and time.monotonic() - began > long:
+        gc.collect()
+
+
+@contextlib.contextmanager
+def old_ones_rest() -> Iterator[None]:
+    """Only what is made from now on is searched for garbage: several times in the ten seconds of a plan a third of one went into what torch and a
+    compiled model keep anyway. Unless somebody else has objects put aside, who would get them back."""
+    is_ours = not gc.get_freeze_count()
+    if is_ours:
         gc.freeze()
     try:
         yield
     finally:
-        if ours:
+        if is_ours:
             gc.unfreeze()
-    if gc.isenabled() and time.monotonic() - began > long:
-        gc.collect()
