@@ -94,19 +94,19 @@ class _Timed:
     def quickly(self, menu: Menu) -> Chosen | None:
         """None if there is none within the budget, or nothing to choose from."""
         try:
-            return self._within(menu, self._first, explained=False)
+            return self._within(menu, self._first, explained=False, detailed=False)
         except InfeasibleBudget:
             return None
 
     def thoroughly(self, menu: Menu, seconds: float | None = None) -> Chosen:
         return self._within(menu, max(self._last, self._left) if seconds is None else seconds)
 
-    def _within(self, menu: Menu, seconds: float, *, explained: bool = True) -> Chosen:
+    def _within(self, menu: Menu, seconds: float, **options: bool) -> Chosen:
         if not all(menu.choices.values()):
             raise InfeasibleBudget("a region has no choice")
         began = time.monotonic()
         try:
-            return self._choose(menu, min_sent_bytes=MIN_SENT_BYTES, seconds=seconds, explained=explained)
+            return self._choose(menu, min_sent_bytes=MIN_SENT_BYTES, seconds=seconds, **options)
         finally:
             self._left -= time.monotonic() - began
 

@@ -23,6 +23,7 @@ from .clock import Clock
 from .compact import compact
 from .detail import Detail, comes_and_goes
 from .facts import Facts
+from .helpers import Helpers, helpers, spare
 from .image import image
 from .looks import Looks
 from .seeds import Seeds
@@ -44,9 +45,10 @@ CLEARLY = 0.99  # of another plan's time
 NEAR = 1.02  # of what no plan could beat: what is left to gain is not worth looking for
 FEW = 32  # units
 DETAILED = 1.04  # of the best plan's time: what is looked at in detail
-SEARCHED_SHARE = 0.75  # of the time; what is left is for that
-DETAILED_SHARE = 0.85  # of the time, until what is nearest was looked at in detail
-LOOKS_SHARE, LOOKED_AT = 0.35, 2  # of the time for quick looks at splits; and how many of the best by these are planned
+WORTH_HELP = 3.0  # seconds of planning: other processes take half a second to start
+SEARCHED_SHARE = 0.8  # of the time; what is left is for that
+DETAILED_SHARE = 0.9  # of the time, until what is nearest was looked at in detail
+LOOKS_SHARE, LOOKED_AT = 0.25, 4  # of the time for quick looks at splits; and how many of the best by these are planned
 WORTH_PLANNING = 1.04  # of the best look: plans are about as far apart as looks are
 SETTLED_SHARE = 0.65  # of the time, until activations are sent
 DESCENT_SHARE = 0.85  # of the time for all of that, until other parts of the link are tried
@@ -64,12 +66,13 @@ def choose_jointly(
     seconds: float = 10.0,
     tries: int | None = None,
     explained: bool = True,
+    detailed: bool = True,
     fixed: Mapping[str, Placement] | None = None,
     takes: Takes = lambda states: (0, 0),
 ) -> Chosen:
     """The fastest program found in so many seconds, or `tries`, which alone make two searches equal; more than those only to find one at all.
     `fixed`: state is already where these say. `takes`: what whoever runs updates holds on the device for them all the time, and of host memory in
-    all. `explained`: it says how far it is from what no plan could beat."""
+    all. `explained`: it says how far it is from what no plan could beat. `detailed`: what is best is looked at with all updates one by one."""
     whole = menu
     if menu.homes:
         menu = compact(menu)
@@ -80,9 +83,13 @@ def choose_jointly(
     began = clock.now()
     deadline = began + SEARCHED_SHARE * seconds
     takes = _remembering(takes)
+    many = spare() if tries is None and fixed is None and seconds >= WORTH_HELP else 0
     for _ in range(CORRECTIONS + 1):
-        search, found = _searched(partial(_Search, menu, units, update, tiers, min_sent_bytes, deadline, takes, clock), fixed)
+        with helpers(many) as others:
+            search, found = _searched(partial(_Search, menu, units, update, tiers, min_sent_bytes, deadline, takes, clock, others), fixed)
         missing = _missing_host_bytes(whole, found) if fixed is None and "nvme" in tiers else 0
+        if missing <= 0 and not detailed:
+            break
         if missing <= 0:
             detail = Detail(whole, takes, clock)
             found = detail.first(found, search.near(found), began + DETAILED_SHARE * seconds)
@@ -157,8 +164,11 @@ class _Search:
         deadline: float,
         takes: Takes,
         clock: Clock,
+        others: Helpers,
         ahead: int,
     ) -> None:
+        self.others = others
+        others.learn(menu, update, ahead)
         self.clock, self.began, self.ahead = clock, clock.now(), ahead
         self.takes = takes
         self.menu, self.units, self.update = menu, units, update
@@ -206,7 +216,9 @@ class _Search:
             self._try(Split())  # which says what is needed
             self.around.refuse()
         seconds = self.looks.seconds
-        promising = [split for split in looked_at if seconds[split] <= seconds[looked_at[0]] * WORTH_PLANNING][:LOOKED_AT] or promising
+        near = [split for split in looked_at if seconds[split] <= seconds[looked_at[0]] * WORTH_PLANNING]
+        first = {split.state: split for split in reversed(near)}  # those with as much state elsewhere are much alike
+        promising = sorted(first.values(), key=seconds.__getitem__)[:LOOKED_AT] or promising
         for split in promising:
             if self._try(split, (False,)) is None and split.held:
                 self._try(replace(split, held=0.0), (False,))
@@ -439,9 +451,37 @@ class _Search:
         step, looked_at = 2 * self.grain, {split}
         while step and not self.is_over():
             before = split
+            if self.others:
+                split, best = self._best_of_all(split, best, step, looked_at)
+                step = step if split != before else step // 2
+                continue
             for change in (*self._changes(-step), *self._changes(step)):
                 split, best = self._along(change, split, best, looked_at)
             step = step if split != before else step // 2
+        return split, best
+
+    def _best_of_all(self, split: Split, best: Chosen, step: int, looked_at: set[Split]) -> tuple[Split, Chosen]:
+        """Of all changes of that size, one with another, at a time."""
+        exchanges = (Change(), Change(state=-step, parameters=self.exchange * step), Change(step, -self.exchange * step), Change(step))
+        changes = [
+            Change(one.state, one.parameters + parameters, streamed)
+            for one in exchanges
+            for parameters in (-step, 0, step)
+            for streamed in (-step, 0, step)
+        ]
+        near = [
+            one for one in dict.fromkeys(split.changed(change, len(self.units)) for change in changes) if one is not None and one not in looked_at
+        ]
+        looked_at.update(near)
+        states = {one: placed for one in near if (placed := self.splits.states(one)) and self.takes(placed)[1] <= self.around.host_bytes}
+        found = self.others.look([(placed, self.takes(placed)[0]) for placed in states.values()], best)
+        if found is None:
+            looked_at.difference_update(near)
+        for one, chosen in zip(states, found or (), strict=found is not None):
+            self.clock.tick()
+            if chosen is not None:
+                self.borrowed[one] = chosen
+                split, best = (one, chosen) if chosen.seconds < best.seconds else (split, best)
         return split, best
 
     def _changes(self, step: int) -> list[Change]:
