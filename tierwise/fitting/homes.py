@@ -11,9 +11,10 @@ from ..execute.states.torchs import is_piecewise
 from ..ir import ON_DEVICE, Graph, Placement
 
 MOVABLE = (torch.float32, torch.bfloat16, torch.float16)
-# Of a region's parameters. In parts of 411 MB regions (llama of 6.7 G) steps take 4 to 8% less; of 231 MB regions (3.2 G) they take as long in 12 to
-# 24 GB, and in 8 GB, where all parameters come and go, 6% longer: backward stands still in the midst of calls.
-LARGE_BYTES = 320 << 20
+# Of a region's parameters, and of the budget over those of all: what is placed in parts. On an H200 steps take 4 to 8% less in parts of regions of
+# 411 MB (llama of 6.7 G in 24 GiB and 40 GB), and as long or less in parts of 231 MB (3.2 G in 12 to 24 GB); but 6% longer in 8 GB, where nearly all
+# parameters come and go: backward stands still in the midst of calls.
+LARGE_BYTES, ROOMY = 128 << 20, 1.5
 MOST_PARTS = 6  # of a region: what is smaller than that stays with others
 
 
@@ -26,6 +27,7 @@ def homes_of(
     update: str,
     disk: bool,
     on_card: bool,
+    budget_bytes: int = 0,
 ) -> dict[str, tuple[Placement, ...]]:
     """By module path, in the order they run. Without an optimizer of torch's nothing is known of updates, so nothing moves.
 
@@ -37,8 +39,9 @@ def homes_of(
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
-    regions = regions_of(graph)
-    found: dict[str, list[nn.Parameter]] = {path: [] for region in regions for path in (region, *parts_of(model, region))}
+    in_parts = budget_bytes >= ROOMY * sum(parameter.nbytes for parameter in names)
+    parts = {region: parts_of(model, region) if in_parts else [] for region in regions_of(graph)}
+    found: dict[str, list[nn.Parameter]] = {path: [] for region in parts for path in (region, *parts[region])}
     for parameter, known_as in names.items():
         path = next((path for path in _above(known_as[0]) if path in found), None)
         if path is None:
