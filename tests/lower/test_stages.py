@@ -12,6 +12,7 @@ from tierwise.ir import ON_DEVICE
 from tierwise.lower import stages
 from tierwise.lower.bound import least_seconds
 from tierwise.lower.stages import Course, least_seconds_by_stages
+from tierwise.lower.states import state_units
 from tierwise.simulate import simulate
 
 
@@ -43,6 +44,17 @@ def test_a_parameter_is_there_until_the_next_call_has_gone_back():
     assert least_seconds(on_the_cpu(85), "backward") < 16
     assert least_seconds_by_stages(on_the_cpu(89), "backward") == float("inf")
     assert least_seconds_by_stages(on_the_cpu(90), "backward") < 18
+
+
+def test_parts_are_shares_of_their_region():
+    """The weight of block 1 is that of a module within it, with a home of its own."""
+    question = on_the_cpu(90)
+    graph = question.problem.graph
+    inner = tuple(replace(s, name="block1.inner.weight") if s.name == "block1.weight" else s for s in graph.storages)
+    homes = {**question.homes, "block1.inner": question.homes["block1"]}
+    in_parts = replace(question, problem=replace(question.problem, graph=replace(graph, storages=inner)), homes=homes)
+    assert [unit.path for unit in state_units(in_parts.problem.graph, homes)] == ["block0", "block1.inner", "block2", "block3"]
+    assert least_seconds_by_stages(in_parts, "backward") == least_seconds_by_stages(question, "backward") < 18
 
 
 def test_it_is_the_other_bound_where_it_says_nothing_more(monkeypatch):

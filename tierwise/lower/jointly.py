@@ -27,7 +27,7 @@ from .helpers import Helpers, helpers, spare
 from .image import image
 from .looks import Looks
 from .seeds import Seeds
-from .splits import Change, Split, Splits
+from .splits import Change, Split, Splits, changes, changes_together
 from .states import StateUnit, Takes, state_units
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -455,23 +455,15 @@ class _Search:
                 split, best = self._best_of_all(split, best, step, looked_at)
                 step = step if split != before else step // 2
                 continue
-            for change in (*self._changes(-step), *self._changes(step)):
+            for change in (*changes(-step, self.exchange), *changes(step, self.exchange)):
                 split, best = self._along(change, split, best, looked_at)
             step = step if split != before else step // 2
         return split, best
 
     def _best_of_all(self, split: Split, best: Chosen, step: int, looked_at: set[Split]) -> tuple[Split, Chosen]:
         """Of all changes of that size, one with another, at a time."""
-        exchanges = (Change(), Change(state=-step, parameters=self.exchange * step), Change(step, -self.exchange * step), Change(step))
-        changes = [
-            Change(one.state, one.parameters + parameters, streamed)
-            for one in exchanges
-            for parameters in (-step, 0, step)
-            for streamed in (-step, 0, step)
-        ]
-        near = [
-            one for one in dict.fromkeys(split.changed(change, len(self.units)) for change in changes) if one is not None and one not in looked_at
-        ]
+        around = [split.changed(change, len(self.units)) for change in changes_together(step, self.exchange)]
+        near = [one for one in dict.fromkeys(around) if one is not None and one not in looked_at]
         looked_at.update(near)
         states = {one: placed for one in near if (placed := self.splits.states(one)) and self.takes(placed)[1] <= self.around.host_bytes}
         found = self.others.look([(placed, self.takes(placed)[0]) for placed in states.values()], best)
@@ -483,9 +475,6 @@ class _Search:
                 self.borrowed[one] = chosen
                 split, best = (one, chosen) if chosen.seconds < best.seconds else (split, best)
         return split, best
-
-    def _changes(self, step: int) -> list[Change]:
-        return [Change(streamed=step), Change(parameters=step), Change(state=-step, parameters=self.exchange * step), Change(state=step)]
 
     def _along(self, change: Change, split: Split, best: Chosen, looked_at: set[Split]) -> tuple[Split, Chosen]:
         """As far as each is better than the one before."""

@@ -54,6 +54,18 @@ class Change:
     streamed: int = 0
 
 
+def changes(step: int, exchange: int) -> list[Change]:
+    """Of each number by so many units, and of two that leave the device as full as it is: so many parameters weigh as much as one unit's state."""
+    return [Change(streamed=step), Change(parameters=step), Change(-step, exchange * step), Change(step)]
+
+
+def changes_together(step: int, exchange: int) -> list[Change]:
+    """One with another."""
+    states = (Change(), Change(-step, exchange * step), Change(step, -exchange * step), Change(step))
+    sizes = (-step, 0, step)
+    return [Change(one.state, one.parameters + parameters, streamed) for one in states for parameters in sizes for streamed in sizes]
+
+
 class Splits:
     """`lacks`: by tier below the device, what a split would have taken of it."""
 

@@ -21,7 +21,7 @@ from .bound import Bound, Mix, Terms, best_lines, least_seconds
 from .choose import keep_everything
 from .facts import Facts, timed, untouched_bytes
 from .image import Image, image
-from .states import StateUnit, Takes, state_units
+from .states import StateUnit, Takes, owner, state_units
 
 MOST = 4000  # modules times stages: beyond that it takes longer than a plan
 
@@ -30,10 +30,17 @@ def least_seconds_by_stages(menu: Menu, update: str = "after", takes: Takes | No
     """Seconds of a step below which no program of the menu can get within its budget: as least_seconds, and closer, with updates in backward."""
     if update != "backward" or not menu.homes:
         return least_seconds(menu, update, takes)
+    menu = _of_whole_regions(menu)
     course = Course.of(menu)
     if not course.windows or len(course.windows) * len(course.stages) > MOST:
         return least_seconds(menu, update, takes)
     return least_seconds(menu, update, takes, partial(_least, course))
+
+
+def _of_whole_regions(menu: Menu) -> Menu:
+    """Without homes of parts: a share of a region is as good as any of its parts."""
+    regions = {call.module for call in menu.problem.graph.calls} & menu.homes.keys()
+    return replace(menu, homes={path: homes for path, homes in menu.homes.items() if owner(path, regions) is None})
 
 
 def _least(course: Course, menu: Menu, update: str, facts: Facts, moved: float = 1.0) -> float:
