@@ -51,7 +51,9 @@ def test_a_search_with_and_without_them(monkeypatch, cores):
     assert choose_jointly(question, update="backward", seconds=1.5).seconds <= 1.05 * choose_jointly(question, update="backward", tries=40).seconds
     if cores:
         monkeypatch.setattr("tierwise.lower.helpers.sys.executable", os.devnull)
-        assert not Helpers(2)
+        others = Helpers(2)
+        others.learn(question, "backward", 2)
+        assert not others
         assert choose_jointly(question, update="backward", seconds=0.5).program.states
 
 

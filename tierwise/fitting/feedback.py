@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from statistics import mean, median
 
 from ..ir import Choice, Compute, Copy, Machine, Menu, Phase, Problem, Timeline
+from ..ir.placement import region_of
 from ..lower import image
 from ..lower.states import moved_updates
 from ..simulate import simulate
@@ -109,8 +110,8 @@ def _late_seconds(plan: Plan, measured: Timeline) -> float:
 
 def _updated_elsewhere(plan: Plan) -> set[str]:
     """Modules of whose state some is."""
-    moved = [path.split(".") for path, place in plan.program.states.items() if place.update != "device"]
-    return {".".join(parts[:count]) for parts in moved for count in range(1, len(parts) + 1)}
+    regions = {call.module for call in plan.menu.problem.graph.calls}
+    return {region_of(path, regions) for path, place in plan.program.states.items() if place.update != "device"}
 
 
 def _pauses(plan: Plan, timeline: Timeline, modules: set[str]) -> dict[int, float]:

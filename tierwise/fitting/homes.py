@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import nn
 
 from ..execute.states.torchs import is_piecewise
+from ..execute.states.units import names_of
 from ..ir import ON_DEVICE, Graph, Placement
+from ..ir.placement import owner
 
 MOVABLE = (torch.float32, torch.bfloat16, torch.float16)
-# Of a region's parameters, and of the budget over those of all: what is placed in parts. On an H200 steps take 4 to 8% less in parts of regions of
-# 411 MB (llama of 6.7 G in 24 GiB and 40 GB), and as long or less in parts of 231 MB (3.2 G in 12 to 24 GB); but 6% longer in 8 GB, where nearly all
-# parameters come and go: backward stands still in the midst of calls.
+# Of a region's parameters, and of the budget over those of all: what is placed in parts. On an H200, of the step without a budget: in parts of
+# regions of 411 MB (llama of 6.7 G) 1.21 to 1.26 in 24 GiB, whole 1.31 to 1.39, and in 40 GB 1.04, whole 1.03 to 1.17; of 231 MB (3.2 G) about as
+# long either way in 12 to 24 GB, but in 8 GB, where nearly all parameters come and go, 6% longer: backward stands still in the midst of calls.
 LARGE_BYTES, ROOMY = 128 << 20, 1.5
 MOST_PARTS = 6  # of a region: what is smaller than that stays with others
 
@@ -36,14 +36,12 @@ def homes_of(
     if optimizer is None or not type(optimizer).__module__.startswith("torch.optim"):
         return {}
     trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-    names: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
+    names = names_of(model)
     in_parts = budget_bytes >= ROOMY * sum(parameter.nbytes for parameter in names)
     parts = {region: parts_of(model, region) if in_parts else [] for region in regions_of(graph)}
     found: dict[str, list[nn.Parameter]] = {path: [] for region in parts for path in (region, *parts[region])}
     for parameter, known_as in names.items():
-        path = next((path for path in _above(known_as[0]) if path in found), None)
+        path = owner(known_as[0], found)
         if path is None:
             path = known_as[0].rpartition(".")[0]
             if not path:
@@ -82,12 +80,6 @@ def parts_of(model: nn.Module, region: str) -> list[str]:
 
 def _parameter_bytes(module: nn.Module) -> int:
     return sum(parameter.nbytes for parameter in module.parameters())
-
-
-def _above(name: str) -> Sequence[str]:
-    """The modules a parameter is in, the innermost first."""
-    parts = name.split(".")[:-1]
-    return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
 
 def _placements(trained: bool, alone: bool, pieces: bool, on_cpu: bool, update: str, disk: bool) -> tuple[Placement, ...]:

@@ -19,10 +19,10 @@ from ..execute.states import States
 from ..execute.states.gradients import LEAVING_BYTES
 from ..execute.states.passes import HostRate
 from ..execute.states.safetensors import Checkpoint
-from ..execute.states.units import MASTERED_BYTES, STREAM_CHUNK_BYTES, Known, region_of
+from ..execute.states.units import MASTERED_BYTES, STREAM_CHUNK_BYTES, Known
 from ..execute.states.updates import STAGING_BUFFERS
 from ..ir import ON_DEVICE, Placement, Program
-from ..ir.placement import HELD_SHARE, IN_FLIGHT
+from ..ir.placement import HELD_SHARE, IN_FLIGHT, region_of
 
 PASSING_SHARE = 50  # of the budget, one part in so many for gradients that leave, and for state that is streamed
 LEAVING_UNITS, LEAVING_SHARE = 1.5, 20  # gradients of the largest module so many times may leave at once, where that is less than such a part of it

@@ -8,6 +8,7 @@ gradients   where they wait for their update: "device", or "host", where they go
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ..errors import BadInput, UnknownName
@@ -47,6 +48,21 @@ class Placement:
 
 
 ON_DEVICE = Placement()
+
+
+def owner(name: str, paths: Collection[str]) -> str | None:
+    """The path that a parameter belongs to, the longest that it is below; None for those of no path."""
+    path = name
+    while path:
+        path = path.rpartition(".")[0]
+        if path in paths:
+            return path
+    return None
+
+
+def region_of(path: str, regions: Collection[str]) -> str:
+    """The one that a path is or is a part of; else itself."""
+    return path if path in regions else owner(path, regions) or path
 
 
 def waiting_bytes(budget_bytes: int, largest_bytes: int) -> int:

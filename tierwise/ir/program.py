@@ -80,3 +80,8 @@ class Program:
     states: Mapping[str, Placement] = field(default_factory=dict)  # by module path; parameters of no path stay on the device
     update: str = "after"  # when updates of state that is elsewhere run: "after" backward and under the next forward, or in "backward"
     ahead: int = 1  # parameters that live elsewhere are on their way while the region so many before theirs runs
+
+    @property
+    def sends(self) -> bool:
+        """Whether calls send what they save."""
+        return any(plan.sent for plan in self.calls.values())

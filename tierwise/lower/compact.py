@@ -11,8 +11,8 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from ..ir import Choice, Costs, Graph, Menu, Op, Phase, Role, Storage
+from ..ir.placement import owner, region_of
 from .coarse import RegionBorder, coarsen, renumber
-from .states import owner
 
 EVERYTHING_READ = Choice("", (), reads_inputs=True, reads_outputs=True)
 PIECES = 4  # updates of one region; what is under way at a time is told to a quarter of it
@@ -48,14 +48,15 @@ def _merged_updates(graph: Graph, paths: Collection[str]) -> tuple[list[Op], lis
             if names and (path := owner(names[0], paths)) is not None:
                 by_path.setdefault(path, []).append(op)
     modules = {call.module for call in graph.calls}
+    region = {path: region_of(path, modules) for path in by_path}
     sizes = {path: sum(_nbytes(graph, op) for op in updates) for path, updates in by_path.items()}
     of_regions = Counter[str]()
     for path, nbytes in sizes.items():
-        of_regions[owner(f"{path}.", modules) or path] += nbytes
+        of_regions[region[path]] += nbytes
     for path, updates in by_path.items():
         touched = [storage for op in updates for storage in op.mutates]
         whole, done = sizes[path], 0
-        part = whole / max(1, of_regions[owner(f"{path}.", modules) or path])
+        part = whole / max(1, of_regions[region[path]])
         pieces = max(1, round(PIECES * part)) if len(touched) == len({*touched}) else 1  # one storage of several parameters is updated in one piece
         first: dict[int, int] = {}
         for op in updates:

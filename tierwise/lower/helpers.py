@@ -34,12 +34,11 @@ def spare() -> int:
 
 
 class Helpers:
+    """So many, started when there is something to learn."""
+
     def __init__(self, count: int) -> None:
+        self._count = count
         self._workers: list[_Worker] = []
-        try:
-            self._workers = [_Worker() for _ in range(count)]
-        except OSError:
-            self.close()
 
     def __bool__(self) -> bool:
         """Whether there are any, and they have answered so far."""
@@ -47,6 +46,11 @@ class Helpers:
 
     def learn(self, menu: Menu, update: str, ahead: int) -> None:
         """What the next questions are about."""
+        try:
+            while len(self._workers) < self._count:
+                self._workers.append(_Worker())
+        except OSError:
+            self.close()
         told = pickle.dumps(("menu", menu, update, ahead))
         for worker in self._workers:
             worker.thread.submit(worker.tell, told)
@@ -78,7 +82,7 @@ class Helpers:
     def close(self) -> None:
         for worker in self._workers:
             worker.close()
-        self._workers = []
+        self._workers, self._count = [], 0
 
 
 @contextlib.contextmanager

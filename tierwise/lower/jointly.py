@@ -142,11 +142,6 @@ def _explained(menu: Menu, chosen: Chosen, update: str, takes: Takes) -> Chosen:
     )
 
 
-def _sends(chosen: Chosen) -> bool:
-    """Whether it sends activations."""
-    return any(plan.sent for plan in chosen.program.calls.values())
-
-
 def _above_disk(states: Mapping[str, Placement], tiers: Sequence[str]) -> tuple[str, ...]:
     """Where activations had better go: not to a disk that is busy with state all the time."""
     busy = any(place.state == "nvme" for place in states.values())
@@ -168,7 +163,6 @@ class _Search:
         ahead: int,
     ) -> None:
         self.others = others
-        others.learn(menu, update, ahead)
         self.clock, self.began, self.ahead = clock, clock.now(), ahead
         self.takes = takes
         self.menu, self.units, self.update = menu, units, update
@@ -210,6 +204,7 @@ class _Search:
             return alone
         if alone is not None and alone.seconds * WORTH_IT <= self._line.least() * OUT_OF_REACH:
             return self._closer(alone)
+        self.others.learn(self.menu, self.update, self.ahead)
         promising = [*self._seeds] or self._promising
         looked_at = self._looked_at(promising)
         if not looked_at and not self._may_fit(Split(count, count)):  # nothing is lighter than that
@@ -400,7 +395,7 @@ class _Search:
         if now + (now - self.began) > self.deadline or chosen.seconds <= NEAR * least_seconds(self.menu, self.update, self.takes):
             return chosen
         states = chosen.program.states
-        again = self.around.planned(states, _above_disk(states, self.tiers) if _sends(chosen) else (), IMAGES)
+        again = self.around.planned(states, _above_disk(states, self.tiers) if chosen.program.sends else (), IMAGES)
         return chosen if again is None else min(chosen, again, key=lambda one: one.seconds)
 
     def _descend(self) -> None:
@@ -443,7 +438,7 @@ class _Search:
     def _exchange(self) -> None:
         """What is near the best so far with its activations, and the best of that with its own."""
         split, best = self._settled(*self._found())
-        self._try(split, (_sends(best),))
+        self._try(split, (best.program.sends,))
 
     def _settled(self, split: Split, best: Chosen) -> tuple[Split, Chosen]:
         """By ever smaller changes of each number, and of two that leave the device as full as it is. One unit of many is a hundredth of the cpu's
@@ -453,10 +448,9 @@ class _Search:
             before = split
             if self.others:
                 split, best = self._best_of_all(split, best, step, looked_at)
-                step = step if split != before else step // 2
-                continue
-            for change in (*changes(-step, self.exchange), *changes(step, self.exchange)):
-                split, best = self._along(change, split, best, looked_at)
+            else:
+                for change in (*changes(-step, self.exchange), *changes(step, self.exchange)):
+                    split, best = self._along(change, split, best, looked_at)
             step = step if split != before else step // 2
         return split, best
 

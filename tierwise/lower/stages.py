@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ..ir import Choice, Graph, Menu, Phase, Role
+from ..ir.placement import region_of
 from ..policies._lasting import PASSING_BYTES
 from .bound import Bound, Mix, Terms, best_lines, least_seconds
 from .choose import keep_everything
 from .facts import Facts, timed, untouched_bytes
 from .image import Image, image
-from .states import StateUnit, Takes, owner, state_units
+from .states import StateUnit, Takes, state_units
 
 MOST = 4000  # modules times stages: beyond that it takes longer than a plan
 
@@ -40,7 +41,7 @@ def least_seconds_by_stages(menu: Menu, update: str = "after", takes: Takes | No
 def _of_whole_regions(menu: Menu) -> Menu:
     """Without homes of parts: a share of a region is as good as any of its parts."""
     regions = {call.module for call in menu.problem.graph.calls} & menu.homes.keys()
-    return replace(menu, homes={path: homes for path, homes in menu.homes.items() if owner(path, regions) is None})
+    return replace(menu, homes={path: homes for path, homes in menu.homes.items() if region_of(path, regions) == path})
 
 
 def _least(course: Course, menu: Menu, update: str, facts: Facts, moved: float = 1.0) -> float:

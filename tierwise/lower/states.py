@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..ir import MASTER, PASSING, PASSING_HOST, Costs, Graph, Link, Menu, Op, Phase, Placement, Problem, Processor, Role, Schedule, Storage, Tier
+from ..ir.placement import owner
 from ..policies._lasting import Away, placed
 from .coarse import renumber
 
@@ -43,16 +44,6 @@ class StateUnit:
     state_bytes: int
     gradient_bytes: int
     uses: int = 2  # ops of forward and backward that read its parameters, of the parameter that most do
-
-
-def owner(name: str, paths: Collection[str]) -> str | None:
-    """The path that a parameter belongs to; None for those of no path."""
-    path = name
-    while path:
-        path = path.rpartition(".")[0]
-        if path in paths:
-            return path
-    return None
 
 
 def state_units(graph: Graph, paths: Collection[str]) -> list[StateUnit]:

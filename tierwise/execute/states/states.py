@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from ...errors import BadInput, TierwiseError, UnknownName
-from ...ir.placement import waiting_bytes
+from ...ir.placement import region_of, waiting_bytes
 from ..device import Device
 from ..host_pool import HostPool
 from ..lanes import Lane
@@ -48,7 +48,7 @@ from .placement import ON_DEVICE, Needs, Placement
 from .residency import Residency
 from .stepping import Stepping, has_gradient
 from .torchs import is_piecewise
-from .units import CPU_CHUNK_ELEMENTS, STREAM_CHUNK_ELEMENTS, Known, Slot, region_of, units_of
+from .units import CPU_CHUNK_ELEMENTS, STREAM_CHUNK_ELEMENTS, Known, Slot, units_of
 from .updates import Stored, Updates
 from .whole import Whole
 from .worked import Work
@@ -111,6 +111,8 @@ class States:
         for home in self.stored:
             for region in home.unit.regions:
                 self._by_region.setdefault(region, []).append(home)
+        regions_bytes = (sum(home.unit.nbytes for home in homes if home.unit.trained) for path, homes in self._by_region.items() if path)
+        self._largest_bytes = max(regions_bytes, default=0)
         order = [path for path in dict.fromkeys(region_of(path, regions) for path in placements) if path in self._by_region]
         self.residency = Residency(self._by_region, order, ahead, finish=self._finish, over=self._backward_is_over)
         self._removers: list[Callable[[], None]] = []
@@ -241,8 +243,7 @@ class States:
     def plan_with(self, budget_bytes: int) -> None:
         """Updates in backward: by how much memory there is, how much of it gradients may hold that wait for theirs."""
         if self._stepping is not None:
-            regions = [sum(home.unit.nbytes for home in homes if home.unit.trained) for path, homes in self._by_region.items() if path]
-            self._stepping.waiting_bytes = waiting_bytes(budget_bytes, max(regions, default=0))
+            self._stepping.waiting_bytes = waiting_bytes(budget_bytes, self._largest_bytes)
 
     # -- regions ------------------------------------------------------------------------------------------------------------------------
 

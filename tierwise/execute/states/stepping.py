@@ -127,10 +127,12 @@ class Stepping:
         if self.waiting_bytes is None or not self._during_backward:
             return
         waiting = [home for home in self._in_flight if not home.wants_gradients]
-        for number, home in enumerate(waiting[:-1]):
-            if sum(other.unit.nbytes for other in waiting[number:]) <= self.waiting_bytes:
+        nbytes = sum(home.unit.nbytes for home in waiting)
+        for home in waiting[:-1]:
+            if nbytes <= self.waiting_bytes:
                 break
             self.finish(home)
+            nbytes -= home.unit.nbytes
 
     def finish(self, home: Stored) -> None:
         """Compute that comes from now on comes after the unit's update."""

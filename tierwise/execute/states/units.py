@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ...errors import BadInput, UnknownName
+from ...ir.placement import owner, region_of
 from ..offsets import round_up
 from .placement import ON_DEVICE, Placement
 
@@ -91,15 +92,21 @@ class Known:
     @classmethod
     def of(cls, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Known:
         groups = {} if optimizer is None else {p: index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
-        names: dict[nn.Parameter, list[str]] = {}
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            names.setdefault(parameter, []).append(name)
+        names = names_of(model)
         strangers = sum(1 for parameter in groups if parameter not in names)
         if strangers:
             raise BadInput(
                 f"the optimizer has {strangers} parameters that are not the model's; give it model.parameters() of the model that is fitted"
             )
         return cls(dict(model.named_modules()).keys(), names, groups)
+
+
+def names_of(model: nn.Module) -> dict[nn.Parameter, list[str]]:
+    """Of each parameter, more than one where modules share it."""
+    found: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        found.setdefault(parameter, []).append(name)
+    return found
 
 
 def units_of(
@@ -118,7 +125,7 @@ def units_of(
     found: dict[tuple[tuple[str, ...], Placement, torch.dtype, bool], Unit] = {}
     announced = {path: region_of(path, regions) for path in ("", *placements)}
     for parameter, known_as in known.names.items():
-        paths = tuple(dict.fromkeys(_path_of(name, placements) for name in known_as))
+        paths = tuple(dict.fromkeys(owner(name, placements) or "" for name in known_as))
         trained = parameter in known.groups
         needed, placement = tuple(dict.fromkeys(announced[path] for path in paths)), _placement(paths, placements, trained)
         key = (needed, placement, parameter.dtype, trained)
@@ -143,23 +150,6 @@ def _slot(parameter: nn.Parameter, name: str, group: int) -> Slot:
     if used != parameter.numel():
         raise BadInput(f"{name} has strides {stride} for shape {size}, with gaps or overlaps; make it contiguous first")
     return Slot(parameter, name, 0, parameter.numel(), size, stride, group)
-
-
-def _path_of(name: str, placements: Mapping[str, Placement]) -> str:
-    """The longest that a parameter is below."""
-    return next((path for path in _above(name.rpartition(".")[0]) if path in placements), "")
-
-
-def region_of(path: str, regions: Collection[str]) -> str:
-    """The one that a path is a part of, or itself."""
-    return next((region for region in _above(path) if region in regions), path)
-
-
-def _above(path: str) -> Iterator[str]:
-    """A module and those that it is in, the innermost first."""
-    while path:
-        yield path
-        path = path.rpartition(".")[0]
 
 
 def _placement(paths: tuple[str, ...], placements: Mapping[str, Placement], trained: bool) -> Placement:
