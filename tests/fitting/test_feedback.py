@@ -12,7 +12,7 @@ from fitting.test_states import batch, model_and_optimizer
 from fitting.training import equal, fitting, three_steps, tower, trained
 
 from tierwise.fitting import fitted, plan_of
-from tierwise.fitting.feedback import corrected, is_cpu_off, is_off
+from tierwise.fitting.feedback import calls_in, corrected, is_cpu_off, is_off
 from tierwise.fitting.meter import Meter
 from tierwise.fitting.trials import Trials
 from tierwise.ir import CallPlan, Compute, Copy, Phase, Placement, Span
@@ -112,14 +112,20 @@ def test_a_plan_made_again_for_the_same_program_predicts_what_was_measured():
     assert abs(simulate(made.problem, made.schedule).seconds / measured.seconds - 1) < 0.02
 
 
-def test_what_only_the_recorded_step_takes_longer_is_nobodys():
-    """Recorded, everything took a quarter longer; steps that nobody recorded took what was predicted."""
+@pytest.mark.parametrize(("calls", "factor"), [(1.0, 1.0), (1.1, 1.1), (4.0, None)])
+def test_what_only_the_recorded_step_takes_longer_is_nobodys(calls, factor):
+    """Recorded, the step took four times as long as those that nobody recorded, which took what was predicted. That was between its calls, which took
+    as long as they do; unless they alone took longer than a step does, which they cannot."""
     with fitting(tower(), budget="1MiB") as found:
         plan = found.prepare((), {"x": torch.randn(512, 8), "target": torch.randn(512, 4)})
-        recorded = replace(slowed(plan, 1.25, 1.25, 1.0), seconds=1.25 * plan.predicted.seconds)
-        menu = corrected(plan, recorded, plan.predicted.seconds)
+        seconds = plan.predicted.seconds
+        recorded = replace(slowed(plan, calls, calls, 1.0), seconds=4 * seconds)
+        menu = corrected(plan, recorded, seconds)
+        within = sum(call.seconds for call in calls_in(plan, plan.predicted))
+    assert 0.5 * seconds < within < 0.9 * seconds
     for region, choices in plan.menu.choices.items():
-        assert [choice.seconds for choice in menu.choices[region]] == pytest.approx([choice.seconds for choice in choices])
+        expected = [(factor or seconds / within) * choice.seconds for choice in choices]
+        assert [choice.seconds for choice in menu.choices[region]] == pytest.approx(expected)
 
 
 def test_a_run_waits_where_the_simulated_device_runs_ahead():

@@ -4,7 +4,8 @@ A call that waits for a copy looks slow; so of the calls of one class and choice
 that is kept busy runs slower than its quickest call. Where all send, the quickest. Of the copies over a link the middle one counts, against what the
 plan had of that link beside its updates. Updates on the CPU take what they took; what a call whose state is updated elsewhere still waited for longer
 than planned, or less long, is the other updates' doing, and so is what some calls of backward took longer than others of their kind. What a recorded
-step takes longer than one that nobody records is the recording's own doing, in all parts of it alike.
+step takes longer than one that nobody records is nobody's: it was in between calls, which a device runs for as long as it ever does, and only where
+there is not so much between them in the calls.
 """
 
 from __future__ import annotations
@@ -52,21 +53,22 @@ def corrected(plan: Plan, measured: Timeline, seconds: float, cpu_seconds: float
     alone: dict[tuple[int, str, Phase], list[float]] = defaultdict(list)
     sending: dict[tuple[int, str, Phase], list[float]] = defaultdict(list)
     rates: dict[tuple[str, str], list[float]] = defaultdict(list)
-    within, unrecorded = 0.0, min(1.0, seconds / measured.seconds)
+    recorded = sum(call.seconds for call in calls_in(plan, measured))
+    within = min(recorded, seconds)
     for span in measured.spans:
         step = plan.image.schedule.steps[span.step]
         if isinstance(step, Compute) and graph.ops[step.op].region in plan.program.calls:
             op, call = graph.ops[step.op], plan.program.calls[graph.ops[step.op].region]
-            taken = unrecorded * (span.end - span.start)
+            taken = (span.end - span.start) * within / recorded
             (sending if call.sent else alone)[graph.calls[op.region].region, call.choice, op.phase].append(taken)
-            within += taken
         elif isinstance(step, Copy) and graph.storages[step.storage].nbytes >= LEAST_COPY_BYTES and span.end > span.start:
             rates[step.src, step.dst].append(graph.storages[step.storage].nbytes / (span.end - span.start))
     ran = {key: min(found) for key, found in sending.items()} | {key: median(found) for key, found in alone.items()}
     choices = {region: tuple(_corrected(choice, region, found, ran) for choice in found) for region, found in menu.choices.items()}
     machine = _with_rates(menu.problem.machine, plan.image.problem.machine, {way: median(found) for way, found in rates.items()})
     stalled = _stalled_seconds(alone) if _updated_elsewhere(plan) else 0.0
-    late = _late_seconds(plan, measured) + stalled
+    waited = _late_seconds(plan, measured)
+    late = stalled + (waited if waited < 0 else max(0.0, waited - max(0.0, measured.seconds - seconds)))
     if -EARLY * seconds < late < 0:
         late = 0.0
     between = seconds - (within - stalled) - late
