@@ -29,6 +29,9 @@ UPDATE_BYTES = 28  # a parameter's gradient, master, two moments and the paramet
 MOST_UPDATED = 4.5e9
 
 
+OTHER_THREADS = 2  # that have work all the time while a step runs: one launches the model's kernels, one drives state through the device
+
+
 def with_links(machine: Machine, card: torch.device) -> Machine:
     """The machine with this one's rates between host and card; as it is where there is no memory left to measure them with."""
     remembered = TimingCache(cache_folder() / "here.json")
@@ -69,10 +72,11 @@ def with_disk(machine: Machine, directory: Path) -> Machine:
 def host_rate() -> HostRate:
     """With how many threads, and on which processors, updates are fastest."""
     remembered = TimingCache(cache_folder() / "here.json")
-    key = f"updates|{platform.node()}|{sorted(_processors())}|{torch.__version__}"
+    most = len(_processors())
+    counts = most // 2, most * 3 // 4, most - OTHER_THREADS
+    key = f"updates|{platform.node()}|{sorted(_processors())}|{counts}|{torch.__version__}"
     if key not in remembered:
-        most = len(_processors())
-        found = best_host((most // 2, most * 3 // 4, most - 1), elements=HOST_ELEMENTS)
+        found = best_host(counts, elements=HOST_ELEMENTS)
         remembered[key] = (found.threads, found.parameters_per_second, *(found.cpus or ()))
         remembered.save()
     threads, rate, *cpus = remembered[key]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -170,6 +172,17 @@ def test_other_threads_run_during_the_compiled_pass():
     thread.join()
     run.close()
     assert counted > 100
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it would be the whole process")
+def test_threads_that_update_give_way_to_those_that_launch():
+    threads, mine = Path("/proc/self/task"), os.getpriority(os.PRIO_PROCESS, 0)
+    before = {*threads.iterdir()}
+    run = open_cpu_pass(3)
+    run(PLAIN, PLAIN.numbers({"lr": 0.1, "maximize": False, "weight_decay": 0.0}, 1), torch.zeros(1 << 18), torch.zeros(1 << 18), [])
+    niceness = [os.getpriority(os.PRIO_PROCESS, int(thread.name)) for thread in {*threads.iterdir()} - before]
+    assert niceness == [min(19, mine + 10)] * 3 and os.getpriority(os.PRIO_PROCESS, 0) == mine
+    run.close()
 
 
 def test_the_rate_of_updates_can_be_measured():

@@ -18,11 +18,17 @@
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
+#ifdef __linux__
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace {
 
 constexpr int64_t BLOCK = 1 << 15;  // of elements, which one thread takes
 constexpr int64_t RUN = 1 << 10;    // of results, which wait in the nearest cache to be written
+constexpr int NICE = 10;            // of a thread that updates, to those that launch the device's work
 
 struct Bf16 { uint16_t bits; };
 
@@ -72,6 +78,15 @@ inline void end_of_writes() {  // before anyone is told that the block is done
 #endif
 }
 
+// A thread that launches kernels and meets one of these on its processor would wait for 3 ms or more, and the device with it; these only ever wait
+// for memory, and whoever launches is done in a moment. Linux has this for each thread, others for the whole process.
+inline void give_way() {
+#ifdef __linux__
+    const id_t me = id_t(syscall(SYS_gettid));
+    setpriority(PRIO_PROCESS, me, getpriority(PRIO_PROCESS, me) + NICE);
+#endif
+}
+
 // Threads that take blocks of the oldest job first, and of the next one as soon as that has none left: whoever hands in a job before the one under
 // way is over never has them wait.
 class Pool {
@@ -86,7 +101,7 @@ public:
     };
 
     explicit Pool(int threads) {
-        for (int i = 0; i < threads; ++i) workers.emplace_back([this] { serve(); });
+        for (int i = 0; i < threads; ++i) workers.emplace_back([this] { give_way(), serve(); });
     }
     ~Pool() {
         {

@@ -14,7 +14,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -30,6 +29,8 @@ from .units import Slot, Unit
 
 LEAVING_BYTES = 256 << 20  # the most device memory held by gradients on their way out before compute waits for one of them
 
+LEFT_LEAVING = 1 / 3  # of that, which is then not waited for: about what the region under way has sent, the one before it being two thirds
+
 aten = torch.ops.aten
 
 
@@ -39,9 +40,10 @@ class HostGradients:
     def __init__(self, unit: Unit, block: Block) -> None:
         self.unit, self.block = unit, block
         self.users: list[Event] = []
-        for slot, following in pairwise([*unit.slots, None]):
-            assert slot is not None
-            self.flat[slot.stop : unit.numel if following is None else following.offset].zero_()  # gaps, which no gradient ever reaches
+        flat, ends = self.flat, [*(slot.offset for slot in unit.slots[1:]), unit.numel]
+        for slot, end in zip(unit.slots, ends, strict=False):
+            if slot.stop < end:
+                flat[slot.stop : end].zero_()  # a gap, which no gradient ever reaches
 
     @property
     def flat(self) -> torch.Tensor:
@@ -407,11 +409,17 @@ class Traffic:
         self._factors.clear()
 
     def release(self, *, all: bool = False) -> None:
-        """Let go of what has been copied; with `all`, after waiting for it."""
-        while self._leaving and (all or self._leaving_bytes > self._limit_bytes or self._leaving[0][0].done()):
+        """Let go of what has been copied. Beyond the limit, or with `all`, compute waits: once, for the last of several. Copies end in the order in
+        which they began, and each wait keeps compute for a moment, also for what was copied long ago by the time that compute is there."""
+        most_bytes = 0 if all else self._limit_bytes if self._leaving_bytes <= self._limit_bytes else int(LEFT_LEAVING * self._limit_bytes)
+        last: Event | None = None
+        while self._leaving and (self._leaving_bytes > most_bytes or self._leaving[0][0].done()):
             event, tensor = self._leaving.popleft()
-            self.device.wait(event)
             self._leaving_bytes -= tensor.numel()
+            if last is None or not last.failed():
+                last = event
+        if last is not None:
+            self.device.wait(last)
 
     def hold(self, event: Event, flat: torch.Tensor) -> None:
         self.sent_bytes += flat.numel()
