@@ -25,6 +25,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,7 @@ def fitted_row(way: Way, given: argparse.Namespace, device: Any) -> dict[str, An
     fitted = fitted_of(model)
     moved = {"written_bytes": lambda: fitted.below.disk_written_bytes, "read_bytes": lambda: fitted.below.disk_read_bytes}
     is_warm = (lambda: True) if way.state == "nvme" else lambda: fitted.is_settled
-    timed = _timed(step, device, settle, given, moved, is_warm)
+    timed = _timed(step, device, settle, given, moved, is_warm, lambda: tierwise.plan_of(model))
     plan, on_cpu = tierwise.plan_of(model), fitted.meter.cpu_seconds()
 
     def bound_of(menu: Any) -> float:
@@ -376,10 +377,11 @@ def _waits(plan: Any, step: Callable[[], Any], fitted: Any) -> dict[str, Any]:
 
 def _timed(
     step: Callable[[], Any], device: Any, settle: Callable[[], None], given: argparse.Namespace, counters: dict[str, Callable[[], int]],
-    is_warm: Callable[[], bool] = lambda: True,
+    is_warm: Callable[[], bool] = lambda: True, plan: Callable[[], Any] = lambda: None,
 ) -> dict[str, Any]:  # fmt: skip
     """Steps after warm ones, and how far counters go on in one. Steps overlap, so they are timed together, on the device's clock: from the end of
-    one backward to that so many steps later, with as much left to be done for the next at either end. `settle` brings it about that nothing is."""
+    one backward to that so many steps later, with as much left to be done for the next at either end. `settle` brings it about that nothing is.
+    Once more if another `plan` was made meanwhile: that takes seconds and is no step."""
     losses = [float(step()) for _ in range(WARM_UPS)]
     warm_ups = WARM_UPS
     while not is_warm() and warm_ups < MOST_WARM_UPS:  # the loop that is timed below: what learns from it shall learn from the same
@@ -389,17 +391,23 @@ def _timed(
         for _ in range(WARM_UPS):
             step()
         warm_ups += WARM_UPS
-    device.reset_peak()
-    exposed, counted, start = device.exposed_seconds(), {name: count() for name, count in counters.items()}, device.moment()
-    for _ in range(given.steps):
-        step()
-    end = device.moment()
-    end.wait()
-    seconds = end.since(start) / given.steps
+    for _ in range(2):
+        device.reset_peak()
+        exposed, counted, by = device.exposed_seconds(), {name: count() for name, count in counters.items()}, plan()
+        ends = [device.moment()]
+        for _ in range(given.steps):
+            step()
+            ends.append(device.moment())
+        ends[-1].wait()
+        if plan() is by:
+            break
+        warm_ups += given.steps
+    seconds = ends[-1].since(ends[0]) / given.steps
     memory = device.memory()
     settle()
     found = {
         "seconds": seconds,
+        "each_seconds": [end.since(start) for start, end in pairwise(ends)],
         "peak_bytes": memory.peak_allocated_bytes,
         "reserved_bytes": memory.peak_reserved_bytes,
         "exposed_seconds": (device.exposed_seconds() - exposed) / given.steps,
