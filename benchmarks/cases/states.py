@@ -40,7 +40,7 @@ PARTS = ("eager", "after", "compiled", "7b", "disk")
 PEERS = ("gpu", "torchao", "fsdp2", "zero2", "zero3")
 WARM_UPS = 2
 NOISE = 0.01  # of a loss: what attention, and blocks compiled in other ways, may come to
-MOST_WARM_UPS = 27  # of rows by fit: by then a plan is not made again with what was measured any more
+MOST_WARM_UPS = 32  # of rows by fit: by then a plan is not made again with what was measured any more
 GB = 10**9
 DISK_BYTES = 60 * GB  # that state on disk may take: it is about 38
 

@@ -57,9 +57,10 @@ class Trials:
         return min(self._ran, key=lambda ran: ran[0])
 
     def choose(self, made: Plan) -> Plan:
-        """The plan made anew, or the fastest so far."""
+        """The plan made anew, or the fastest so far, which is looked at once more: what was measured last may have been a moment of somebody else's,
+        and then what it is predicted to take now is as wrong as it was before."""
         if self._ran and made.predicted.seconds > PROMISE * self.fastest()[0]:
-            self.settled = True
+            self.settled = self.corrections >= MOST_CORRECTIONS
             return self._with_what_is_known(self.fastest()[1], made.menu)
         return replace(made, corrections=self.corrections)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from execute.states.training import adamw, everywhere, loss_of, net, placed, plain_loop, reference
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from tierwise.errors import BadInput, CopyFault
-from tierwise.execute.lanes import Signal, already
+from tierwise.execute.lanes import Signal
 from tierwise.execute.states.gradients import Gradient, Traffic
 from tierwise.execute.states.placement import Placement
 
@@ -210,34 +212,34 @@ def test_gradients_leave_the_device_as_they_arrive():
 
 
 class Waits:
-    """A device that notes what compute waits for."""
+    """A device that notes what compute waits for, and how many tensors there are when it does."""
 
     def __init__(self):
-        self.found = []
+        self.found, self.sent = [], []
 
     def wait(self, event):
-        self.found.append(event)
+        self.found.append((event, sum(tensor() is not None for tensor in self.sent)))
 
 
 def test_compute_waits_once_for_several_gradients_that_leave():
     """Of 30 bytes each; 100 may be on their way. With the fourth it is 120, so compute waits for the third, and the fourth is left: 30 of the 33 that
-    need not be waited for. The seventh makes it 120 again. Whatever has arrived by itself is let go without more ado, and one that failed is told."""
-    device = Waits()
+    need not be waited for. The seventh makes it 120 again. All four are there until compute waits. Whatever has arrived by itself is let go without
+    more ado, and one that failed is told."""
+    device, leaving = Waits(), [Signal() for _ in range(9)]
     traffic = Traffic(device, None, None, leaving_bytes=100)
-    leaving = [Signal() for _ in range(8)]
-    seen = []
-    for event in leaving[:7]:
-        traffic.hold(event, torch.empty(30, dtype=torch.uint8))
-        seen.append([leaving.index(found) for found in device.found])
-    assert seen == [[], [], [], [2], [2], [2], [2, 5]]
+
+    def hold(event):
+        gradient = torch.empty(30, dtype=torch.uint8)
+        device.sent.append(weakref.ref(gradient))
+        traffic.hold(event, gradient)
+        return [(leaving.index(found), there) for found, there in device.found]
+
+    assert [hold(event) for event in leaving[:7]] == [[], [], [], [(2, 4)], [(2, 4)], [(2, 4)], [(2, 4), (5, 4)]]
     leaving[6].fire(CopyFault("a copy failed"))
-    traffic.hold(leaving[7], torch.empty(30, dtype=torch.uint8))
+    assert hold(leaving[7])[2:] == [(6, 2)]
     traffic.release(all=True)
-    assert [leaving.index(found) for found in device.found] == [2, 5, 6, 7]
-    traffic.hold(leaving[0], torch.empty(30, dtype=torch.uint8))
-    leaving[0].fire(CopyFault("a copy failed"))
-    traffic.hold(already(), torch.empty(30, dtype=torch.uint8))
-    assert device.found[-1] is leaving[0]
+    leaving[8].fire()
+    assert hold(leaving[8])[3:] == [(7, 1), (8, 1)]
 
 
 def test_gradients_that_wait_for_their_update_lie_side_by_side_and_others_are_added_there():

@@ -412,14 +412,12 @@ class Traffic:
         """Let go of what has been copied. Beyond the limit, or with `all`, compute waits: once, for the last of several. Copies end in the order in
         which they began, and each wait keeps compute for a moment, also for what was copied long ago by the time that compute is there."""
         most_bytes = 0 if all else self._limit_bytes if self._leaving_bytes <= self._limit_bytes else int(LEFT_LEAVING * self._limit_bytes)
-        last: Event | None = None
+        gone: list[tuple[Event, torch.Tensor]] = []  # with their bytes, until compute waits
         while self._leaving and (self._leaving_bytes > most_bytes or self._leaving[0][0].done()):
-            event, tensor = self._leaving.popleft()
-            self._leaving_bytes -= tensor.numel()
-            if last is None or not last.failed():
-                last = event
-        if last is not None:
-            self.device.wait(last)
+            gone.append(self._leaving.popleft())
+            self._leaving_bytes -= gone[-1][1].numel()
+        if gone:
+            self.device.wait(next((event for event, _ in gone if event.failed()), gone[-1][0]))
 
     def hold(self, event: Event, flat: torch.Tensor) -> None:
         self.sent_bytes += flat.numel()
