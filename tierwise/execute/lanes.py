@@ -112,10 +112,12 @@ class _Settled:
 
 
 def already() -> Signal:
-    """An event that has happened."""
-    signal = Signal()
-    signal.fire()
-    return signal
+    """An event that has happened: always the same one, since nothing can happen to it any more."""
+    return _ALREADY
+
+
+_ALREADY = Signal()
+_ALREADY.fire()
 
 
 TURN_SECONDS = 1e-4

@@ -179,9 +179,14 @@ def test_threads_that_update_give_way_to_those_that_launch():
     threads, mine = Path("/proc/self/task"), os.getpriority(os.PRIO_PROCESS, 0)
     before = {*threads.iterdir()}
     run = open_cpu_pass(3)
-    run(PLAIN, PLAIN.numbers({"lr": 0.1, "maximize": False, "weight_decay": 0.0}, 1), torch.zeros(1 << 18), torch.zeros(1 << 18), [])
-    niceness = [os.getpriority(os.PRIO_PROCESS, int(thread.name)) for thread in {*threads.iterdir()} - before]
-    assert niceness == [min(19, mine + 10)] * 3 and os.getpriority(os.PRIO_PROCESS, 0) == mine
+    began = {*threads.iterdir()} - before
+    expected = [min(19, mine + 10)] * 3
+    for _ in range(1000):  # each does it itself, as soon as it runs
+        niceness = [os.getpriority(os.PRIO_PROCESS, int(thread.name)) for thread in began]
+        if niceness == expected:
+            break
+        time.sleep(0.01)
+    assert niceness == expected and os.getpriority(os.PRIO_PROCESS, 0) == mine
     run.close()
 
 

@@ -28,8 +28,8 @@ from .torch_compat import no_torch_function, without_bytes
 from .units import Slot, Unit
 
 LEAVING_BYTES = 256 << 20  # the most device memory held by gradients on their way out before compute waits for one of them
-
 LEFT_LEAVING = 1 / 3  # of that, which is then not waited for: about what the region under way has sent, the one before it being two thirds
+MOST_USES = 4  # of a block of gradients, for each of them, that are known; more where they are not over
 
 aten = torch.ops.aten
 
@@ -39,15 +39,18 @@ class HostGradients:
 
     def __init__(self, unit: Unit, block: Block) -> None:
         self.unit, self.block = unit, block
+        self.flat = block.bytes[: unit.nbytes].view(unit.dtype)
         self.users: list[Event] = []
-        flat, ends = self.flat, [*(slot.offset for slot in unit.slots[1:]), unit.numel]
+        ends = [*(slot.offset for slot in unit.slots[1:]), unit.numel]
         for slot, end in zip(unit.slots, ends, strict=False):
             if slot.stop < end:
-                flat[slot.stop : end].zero_()  # a gap, which no gradient ever reaches
+                self.flat[slot.stop : end].zero_()  # a gap, which no gradient ever reaches
 
-    @property
-    def flat(self) -> torch.Tensor:
-        return self.block.bytes[: self.unit.nbytes].view(self.unit.dtype)
+    def use(self, event: Event) -> None:
+        """Its bytes are in use until then. Those that are over are forgotten now and then: to ask takes a moment of backward, each time."""
+        if len(self.users) >= MOST_USES * len(self.unit.slots):
+            self.users = [other for other in self.users if not other.done()]
+        self.users.append(event)
 
     def span(self, slot: Slot) -> slice:
         return slice(slot.offset * self.unit.dtype.itemsize, slot.stop * self.unit.dtype.itemsize)
@@ -190,7 +193,7 @@ class Held:
             work(flat)
 
         self.there = self.traffic.lane.put(run, after=(there, *after))
-        self.home.users = [event for event in self.home.users if not event.done()] + [self.there]
+        self.home.use(self.there)
 
 
 class Gradient(torch.Tensor):
@@ -376,7 +379,7 @@ class Traffic:
             held.norms[take, *options] = take(gradient, *options)
         flat = held.slot.flat(gradient).view(torch.uint8)
         held.there = copy_block(self.device, Direction.OUT, held.home.block, held.home.span(held.slot), flat, after=(self.device.mark(),))
-        held.home.users = [event for event in held.home.users if not event.done()] + [held.there]
+        held.home.use(held.there)
         held.here = None
         self.hold(held.there, flat)
 

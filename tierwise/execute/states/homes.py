@@ -93,6 +93,7 @@ class HostChunks:
         self.rows, self.dtype = rows, dtype
         self._pool = pool
         self.blocks: list[Block] = []
+        self._arrays: list[torch.Tensor] = []
         self._last: list[Event] = []
         for chunk in unit.chunks():
             block = pool.allocate(rows * (chunk.stop - chunk.start) * dtype.itemsize)
@@ -100,14 +101,14 @@ class HostChunks:
                 event.wait()
             block.bytes.zero_()
             self.blocks.append(block)
+            self._arrays.append(block.bytes.view(dtype).view(rows, -1 if rows else 0))
             self._last.append(already())
 
     def start(self, index: int, ring: Ring | None, *, fresh: bool = False) -> None:
         pass
 
     def take(self, index: int) -> tuple[torch.Tensor, tuple[Event, ...]]:
-        flat = self.blocks[index].bytes.view(self.dtype)
-        return flat.view(self.rows, flat.numel() // max(1, self.rows)), (self._last[index],)
+        return self._arrays[index], (self._last[index],)
 
     def block(self, index: int) -> Block:
         return self.blocks[index]
@@ -126,7 +127,7 @@ class HostChunks:
     def free(self) -> None:
         for block, last in zip(self.blocks, self._last, strict=True):
             self._pool.free(block, [last])
-        self.blocks, self._last = [], []
+        self.blocks, self._arrays, self._last = [], [], []
 
 
 class HostFlat:
@@ -139,6 +140,7 @@ class HostFlat:
         self._chunks = unit.chunks()
         self._pool = HostPool(max(1, unit.nbytes), device)
         self.whole = self._pool.allocate(max(1, unit.nbytes))
+        self._arrays = [self.flat[chunk].view(1, -1) for chunk in self._chunks]
         self.last: Event = already()  # of the copies from and to it
 
     @property
@@ -149,7 +151,7 @@ class HostFlat:
         pass
 
     def take(self, index: int) -> tuple[torch.Tensor, tuple[Event, ...]]:
-        return self.flat[self._chunks[index]].view(1, -1), (self.last,)
+        return self._arrays[index], (self.last,)
 
     def block(self, index: int) -> Block:
         return self.whole
@@ -167,6 +169,7 @@ class HostFlat:
 
     def free(self) -> None:
         settled(self.last).wait()
+        self._arrays = []
         self._pool.close()
 
 
@@ -289,5 +292,7 @@ def copy_block(device: Device, direction: Direction, block: Block, span: slice, 
     """Copy between bytes `span` of a block and as many on the device."""
     if span.start >= span.stop:
         return already()
-    host, there = block.bytes[span], other[: span.stop - span.start]
+    count = span.stop - span.start
+    host = block.bytes if count == block.nbytes else block.bytes[span]
+    there = other if count == other.numel() else other[:count]
     return device.copy(direction, *((host, there) if direction is Direction.OUT else (there, host)), after=after)

@@ -89,6 +89,16 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Chunk:
+    """Of a unit that is updated."""
+
+    index: int
+    span: slice
+    parts: Sequence[tuple[Run, slice]]
+    makes_all: bool  # of its parameters, from their masters, so that the old ones need not be there
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One update of one unit."""
 
@@ -133,6 +143,7 @@ class Updates:
         self._rings: dict[str, Ring] = {}
         self.staging: Staging | None = None
         self._issued: deque[Event] = deque()  # chunks that pass through the device, the oldest first
+        self._layouts: dict[tuple[Stored, int, int], _Staged] = {}  # by unit, chunk and buffer
         self.beside = Beside(device)
         self.on_cpu = Worked()  # without what comes from a disk, which is waited for
         places = {home.unit.placement.update for home in stored if home.unit.trained}
@@ -204,6 +215,7 @@ class Updates:
             ring.close()
         self._lanes.clear()
         self._rings.clear()
+        self._layouts.clear()
         self.staging = None
 
     # -- on the device ----------------------------------------------------------------------------------------------------------------
@@ -237,25 +249,25 @@ class Updates:
 
     def _chunks_on_cpu(self, home: Stored, job: Job, gradient: torch.Tensor, others: Backlog | None, needed: int, under_way: _UnderWay) -> None:
         assert home.chunks is not None
-        for index, chunk, parts in self._walk(home, job):
+        for chunk in self._walk(home, job):
             if others is not None:
                 others.let_in(needed, under_way.finish)
-            arrays, after = home.chunks.take(index)
+            arrays, after = home.chunks.take(chunk.index)
             for event in after:
                 event.wait()
             out, bounce = None, None
             if home.parameters is not None:
-                fresh, after = home.parameters.take(index)
+                fresh, after = home.parameters.take(chunk.index)
                 for event in after:
                     event.wait()
                 out = fresh[0]
             elif under_way.bounces is not None:
                 bounce = under_way.bounces.next()
-                out = bounce.bytes.view(home.unit.dtype)[: chunk.stop - chunk.start]
+                out = bounce.bytes.view(home.unit.dtype)[: chunk.span.stop - chunk.span.start]
             rows = arrays[1:] if home.has_master else arrays
             pieces = []
-            for run, part in parts:
-                here = slice(part.start - chunk.start, part.stop - chunk.start)
+            for run, part in chunk.parts:
+                here = slice(part.start - chunk.span.start, part.stop - chunk.span.start)
                 if home.has_master:
                     weights, made = arrays[0, here], None if out is None else out[here]
                 else:
@@ -263,7 +275,7 @@ class Updates:
                     weights, made = out[here], None
                 pieces.append(Piece(run.settled, weights, gradient[part], [row[here] for row in rows], made, _number(run.factor)))
             # Before the one before is waited for, so that the processors always have some.
-            under_way.put(self.arithmetic.start(pieces), index, chunk, bounce)
+            under_way.put(self.arithmetic.start(pieces), chunk.index, chunk.span, bounce)
             under_way.finish(but=0 if others is None else 1)
 
     def _whole_on_cpu(self, home: Stored, job: Job, arithmetic: Whole) -> Event:
@@ -301,12 +313,13 @@ class Updates:
         last: Event = already()
         arrivals = waited_here(job.arrivals)  # not on the copy lane: the host's work on a gradient may stand behind updates that wait for that lane
         leaving: tuple[int, Event] | None = None
-        for index, chunk, parts in self._walk(home, job):
+        for chunk in self._walk(home, job):
+            index = chunk.index
             while len(self._issued) >= CHUNKS_AHEAD:
                 self._issued.popleft().wait()
             number = self.staging.next()
             waited_here((self.staging.free[number],))  # a lane that waits for a buffer would keep the link from others
-            layout = _Staged(home, chunk, self.staging.buffers[number])
+            layout = self._layout(home, chunk, number)
             _, after = home.chunks.take(index)
             come = copy_block(
                 copier, Direction.IN, home.chunks.block(index), home.chunks.span(index), layout.state_bytes,
@@ -315,18 +328,18 @@ class Updates:
             if home.wants_gradients:
                 assert home.gradients is not None
                 size = home.unit.dtype.itemsize
-                span = slice(chunk.start * size, chunk.stop * size)
+                span = slice(chunk.span.start * size, chunk.span.stop * size)
                 come = copy_block(copier, Direction.IN, home.gradients.block, span, layout.gradient_bytes, after=(come, *arrivals))
             if home.parameters is not None:
                 _, after = home.parameters.take(index)
-            if home.parameters is not None and not _makes_all(home, chunk, parts):
+            if home.parameters is not None and not chunk.makes_all:
                 come = copy_block(
                     copier, Direction.IN, home.parameters.block(index), home.parameters.span(index), layout.parameter_bytes, after=after
                 )
             if index % CHUNKS_A_TURN == 0:
                 copier.let_others(Direction.IN)  # a forward waits for parameters that come the same way
             with self.beside.after((come, job.ready)):
-                self._compute_staged(home, job, chunk, parts, layout)
+                self._compute_staged(home, job, chunk, layout)
                 done = self.device.mark()
             last = copy_block(copier, Direction.OUT, home.chunks.block(index), home.chunks.span(index), layout.state_bytes, after=(done,))
             if home.parameters is not None:
@@ -344,18 +357,25 @@ class Updates:
             self._give(home, *leaving)
         return last
 
-    def _compute_staged(self, home: Stored, job: Job, chunk: slice, parts: Sequence[tuple[Run, slice]], layout: _Staged) -> None:
-        arrays = layout.state
-        rows = arrays[1:] if home.has_master else arrays
+    def _layout(self, home: Stored, chunk: Chunk, number: int) -> _Staged:
+        """Made once for each chunk and buffer: a chunk passes in two thousandths of a second, and a thread that cuts tensors keeps others from
+        Python."""
+        assert self.staging is not None
+        key = home, chunk.index, number
+        if key not in self._layouts:
+            self._layouts[key] = _Staged(home, chunk.span, self.staging.buffers[number])
+        return self._layouts[key]
+
+    def _compute_staged(self, home: Stored, job: Job, chunk: Chunk, layout: _Staged) -> None:
         found = []
-        for run, part in parts:
+        for run, part in chunk.parts:
             for slot, piece in home.unit.pieces(part):
-                here = slice(piece.start - chunk.start, piece.stop - chunk.start)
+                cut = layout.cut(piece)
                 in_slot = slice(piece.start - slot.offset, piece.stop - slot.offset)
-                target = layout.parameter[here] if home.parameters is not None else job.targets[slot][in_slot]
-                gradient = layout.gradient[here] if home.wants_gradients else job.gradients[slot][in_slot]
-                weights, out = (arrays[0, here], target) if home.has_master else (target, None)
-                found.append(Piece(run.settled, weights, gradient, [row[here] for row in rows], out, _number(run.factor)))
+                target = cut.parameter if home.parameters is not None else job.targets[slot][in_slot]
+                gradient = cut.gradient if home.wants_gradients else job.gradients[slot][in_slot]
+                weights, states, out = (cut.rows[0], cut.rows[1:], target) if home.has_master else (target, cut.rows, None)
+                found.append(Piece(run.settled, weights, gradient, states, out, _number(run.factor)))
         self.arithmetic.run(found)
 
     def _give(self, home: Stored, index: int, after: Event) -> None:
@@ -366,17 +386,21 @@ class Updates:
 
     # -- chunk after chunk --------------------------------------------------------------------------------------------------------------
 
-    def _walk(self, home: Stored, job: Job) -> Iterator[tuple[int, slice, list[tuple[Run, slice]]]]:
+    def _walk(self, home: Stored, job: Job) -> Iterator[Chunk]:
         """The chunks that have something to update; the next is on its way from the disk while one is in work."""
         assert home.chunks is not None
-        found = [(index, chunk, parts) for index, chunk in enumerate(home.unit.chunks()) if (parts := job.parts(chunk))]
+        found = [
+            Chunk(index, span, parts, home.parameters is not None and _makes_all(home, span, parts))
+            for index, span in enumerate(home.unit.chunks())
+            if (parts := job.parts(span))
+        ]
         rings = self.ring("state", home), self.ring("parameters", home)
-        for place, item in enumerate(found):
-            for index, chunk, parts in found[place : place + 2]:
-                home.chunks.start(index, rings[0])
+        for place, chunk in enumerate(found):
+            for coming in found[place : place + 2]:
+                home.chunks.start(coming.index, rings[0])
                 if home.parameters is not None:
-                    home.parameters.start(index, rings[1], fresh=_makes_all(home, chunk, parts))
-            yield item
+                    home.parameters.start(coming.index, rings[1], fresh=coming.makes_all)
+            yield chunk
 
 
 class _UnderWay:
@@ -431,9 +455,26 @@ class _Staged:
         cuts += [cuts[-1] + narrow * home.wants_gradients]
         cuts += [cuts[-1] + narrow * (home.parameters is not None)]
         self.state_bytes, self.gradient_bytes, self.parameter_bytes = (buffer[low:high] for low, high in pairwise(cuts))
-        self.state = self.state_bytes.view(home.dtype).view(home.row_count, count)
-        self.gradient = self.gradient_bytes.view(home.unit.dtype)
-        self.parameter = self.parameter_bytes.view(home.unit.dtype)
+        self._start = chunk.start
+        self._rows = self.state_bytes.view(home.dtype).view(home.row_count, count).unbind()
+        self._gradient = self.gradient_bytes.view(home.unit.dtype)
+        self._parameter = self.parameter_bytes.view(home.unit.dtype)
+        self._cuts: dict[tuple[int, int], _Cut] = {}
+
+    def cut(self, piece: slice) -> _Cut:
+        """The part of a piece of the unit, once made the same one."""
+        key = piece.start, piece.stop
+        if key not in self._cuts:
+            here = slice(piece.start - self._start, piece.stop - self._start)
+            self._cuts[key] = _Cut([row[here] for row in self._rows], self._gradient[here], self._parameter[here])
+        return self._cuts[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    rows: Sequence[torch.Tensor]
+    gradient: torch.Tensor  # empty if it does not come along, as is the parameter
+    parameter: torch.Tensor
 
 
 def staging_bytes(stored: Sequence[Stored]) -> int:
