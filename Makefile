@@ -1,5 +1,6 @@
 # From a fresh checkout with nothing but Python 3.11 or newer: every target first makes .venv, once. Modules are compiled as they are imported:
-# most of what is installed never is.
+# most of what is installed never is. They stay compiled, whatever the environment says: tests start many processes, and each would do it again.
+export PYTHONDONTWRITEBYTECODE :=
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
