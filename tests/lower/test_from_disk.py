@@ -9,7 +9,7 @@ from toy_blocks import menu_with_moments as menu
 
 from tierwise.ir import PASSING_HOST, Copy, Menu, Role, check_schedule, peak_bytes
 from tierwise.lower import choose_jointly, image, keep_everything
-from tierwise.lower.jointly import _above_disk
+from tierwise.lower.tries import above_disk
 
 
 def on_disk(question: Menu):
@@ -47,8 +47,8 @@ def test_activations_stay_off_a_disk_that_is_busy_with_state():
     chosen = choose_jointly(menu(4, hbm=150, dram=45), tiers=("dram", "nvme"), update="backward", seconds=2.0)
     assert {place.state for place in chosen.program.states.values()} == {"nvme"}
     assert {plan.tier for plan in chosen.program.calls.values() if plan.sent} == {"dram"}
-    assert _above_disk({"block0": IN_HOST, "block1": ON_DISK}, ("dram", "nvme")) == ("dram",)
-    assert _above_disk({"block0": IN_HOST}, ("dram", "nvme")) == ("dram", "nvme")
+    assert above_disk({"block0": IN_HOST, "block1": ON_DISK}, ("dram", "nvme")) == ("dram",)
+    assert above_disk({"block0": IN_HOST}, ("dram", "nvme")) == ("dram", "nvme")
 
 
 def test_rather_more_of_the_state_on_a_busy_disk_than_activations():

@@ -3,9 +3,9 @@
 State leaves from the end of the model on: the next forward needs the first layers first, so theirs is updated soonest, on the device. How many
 regions, how many of them without their parameters, how their updates are shared between the cpu and the link, and for how many of those that come to
 the device gradients wait there, are four numbers. A linear program of a few lines (bound.py) says near which of them to begin (seeds.py). Quick looks
-at these and at what is near (looks.py) choose the few that are tried out: activations are planned in what is left (around.py), and the whole program
-is judged and simulated. Then what is near the best is. Two resources decide: a cpu that updates, and a link that carries gradients and parameters
-besides activations.
+at these and at what is near (looks.py) choose the few that are tried out (tries.py): activations are planned in what is left (around.py), and the
+whole program is judged and simulated. Then what is near the best is (descent.py). Two resources decide: a cpu that updates, and a link that carries
+gradients and parameters besides activations.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from ..errors import InfeasibleBudget
 from ..ir import Menu, Placement, peak_bytes
 from .around import Around
 from .bound import Bound, least_seconds
-from .choose import IMAGES, Chosen, choose, keep_everything, keeping_everything
+from .choose import IMAGES, Chosen, choose, keeping_everything
 from .clock import Clock
 from .compact import compact
+from .descent import Descent
 from .detail import Detail, comes_and_goes
 from .facts import Facts
 from .helpers import Helpers, helpers, spare
 from .image import image
 from .looks import Looks
 from .seeds import Seeds
-from .splits import Change, Split, Splits, changes, changes_together
+from .splits import Change, Split, Splits
 from .states import StateUnit, Takes, state_units
+from .tries import Tries, above_disk
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 HALVES = (0.0, 0.5, 1.0)
@@ -41,10 +43,8 @@ WORTH_IT = 0.95  # moving state must gain this much over leaving it: it takes ho
 OUT_OF_REACH = 1.03  # of what the linear program promises: so near to it no plan comes that moves state
 AS_GOOD = 1.01  # of the least that the linear program finds
 OUT_OF_SIGHT = 1.02  # of the best plan's time: what is near it is not better
-CLEARLY = 0.99  # of another plan's time
 NEAR = 1.02  # of what no plan could beat: what is left to gain is not worth looking for
 FEW = 32  # units
-DETAILED = 1.04  # of the best plan's time: what is looked at in detail
 WORTH_HELP = 3.0  # seconds of planning: other processes take half a second to start
 SEARCHED_SHARE = 0.8  # of the time; what is left is for that
 DETAILED_SHARE = 0.9  # of the time, until what is nearest was looked at in detail
@@ -53,7 +53,6 @@ WORTH_PLANNING = 1.04  # of the best look: plans are about as far apart as looks
 SETTLED_SHARE = 0.65  # of the time, until activations are sent
 DESCENT_SHARE = 0.85  # of the time for all of that, until other parts of the link are tried
 OTHER_PARTS = (1.0, 0.25)  # of what is left of the link, for activations
-BOTH = (False, True)  # activations stay or are made again; or some are sent, too
 AHEAD = (2, 1)  # regions before theirs that parameters are on their way: the first of these that fits
 
 
@@ -92,7 +91,7 @@ def choose_jointly(
             break
         if missing <= 0:
             detail = Detail(whole, takes, clock)
-            found = detail.first(found, search.near(found), began + DETAILED_SHARE * seconds)
+            found = detail.first(found, search.tries.near(found), began + DETAILED_SHARE * seconds)
             found = detail.in_time(detail.where_they_come_anyway(found) if fixed is None else found)
             break
         machine = menu.problem.machine
@@ -104,7 +103,7 @@ def _searched(search: Callable[[int], _Search], fixed: Mapping[str, Placement] |
     """With parameters that come early; and later, which takes less memory, if there is time left or else no plan."""
     found: list[tuple[_Search, Chosen]] = []
     for ahead in AHEAD:
-        if found and (found[0][0].is_over() or not comes_and_goes(found[0][1].program)):
+        if found and (found[0][0].tries.is_over() or not comes_and_goes(found[0][1].program)):
             break
         one = search(ahead)
         try:
@@ -142,12 +141,6 @@ def _explained(menu: Menu, chosen: Chosen, update: str, takes: Takes) -> Chosen:
     )
 
 
-def _above_disk(states: Mapping[str, Placement], tiers: Sequence[str]) -> tuple[str, ...]:
-    """Where activations had better go: not to a disk that is busy with state all the time."""
-    busy = any(place.state == "nvme" for place in states.values())
-    return tuple(tier for tier in tiers if not (busy and tier == "nvme"))
-
-
 class _Search:
     def __init__(
         self,
@@ -162,25 +155,19 @@ class _Search:
         others: Helpers,
         ahead: int,
     ) -> None:
-        self.others = others
-        self.clock, self.began, self.ahead = clock, clock.now(), ahead
-        self.takes = takes
-        self.menu, self.units, self.update = menu, units, update
-        self.grain = max(1, round(len(units) / FEW))  # units, of many of which one makes no difference
-        self.tiers, self.deadline = tiers, deadline
-        self.tried: dict[tuple[Split, bool], Chosen | None] = {}
-        self.borrowed: dict[Split, Chosen] = {}  # with activations that were planned for another split
-        self.planned: dict[tuple[frozenset[tuple[str, Placement]], bool], Chosen | None] = {}  # by states, and whether activations are sent
-        self.on_busy_disk: dict[frozenset[tuple[str, Placement]], Chosen | None] = {}  # with activations sent there, where nothing else was found
-        self.too_large: list[Split] = []  # which leave the device too little room if all activations stay there
+        self.others, self.ahead, self.takes = others, ahead, takes
+        self.menu, self.units, self.update, self.tiers = menu, units, update, tiers
         self.around = Around(menu, units, update, tiers, min_sent_bytes, takes, clock, ahead)
         self.splits = Splits(menu, units, self.around.lacks, update)
+        self.tries = Tries(menu, units, self.around, self.splits, tiers, takes, clock, deadline)
         self.may_hold = update == "after" and any((h.update, h.gradients) == ("streamed", "device") for homes in menu.homes.values() for h in homes)
         self.balance = self._balance()
         self.looks = Looks(menu, units, self.splits, update, takes, ahead)
         self.facts = Facts.of(menu)
+        self.grain = max(1, round(len(units) / FEW))
         parameter_bytes = sum(unit.parameter_bytes for unit in units)
-        self.exchange = round(sum(unit.state_bytes for unit in units) / parameter_bytes) if parameter_bytes else 0  # parameters for one unit's state
+        self.exchange = round(sum(unit.state_bytes for unit in units) / parameter_bytes) if parameter_bytes else 0
+        self.descent = Descent(self.tries, others, self.grain, self.exchange)
 
     def _balance(self) -> float:
         """The share of updates that go through the device when the cpu and the link are done with theirs at the same time."""
@@ -194,7 +181,7 @@ class _Search:
     def run(self) -> Chosen:
         count = len(self.units)
         numbers = sorted({round(share * count) for share in SHARES})
-        alone = self._try(Split()) if self.looks.resident_bytes({}) < self.menu.problem.budget_bytes else None
+        alone = self.tries.at(Split()) if self.looks.resident_bytes({}) < self.menu.problem.budget_bytes else None
         movable = sum(unit.state_bytes + unit.parameter_bytes + unit.gradient_bytes for unit in self.units)
         if alone is None and self.around.least_bytes is not None and self.around.least_bytes - self.menu.problem.budget_bytes > movable:
             self.around.refuse()
@@ -207,54 +194,44 @@ class _Search:
         self.others.learn(self.menu, self.update, self.ahead)
         promising = [*self._seeds] or self._promising
         looked_at = self._looked_at(promising)
-        if not looked_at and not self._may_fit(Split(count, count)):  # nothing is lighter than that
-            self._try(Split())  # which says what is needed
+        if not looked_at and not self.tries.may_fit(Split(count, count)):  # nothing is lighter than that
+            self.tries.at(Split())  # which says what is needed
             self.around.refuse()
         seconds = self.looks.seconds
         near = [split for split in looked_at if seconds[split] <= seconds[looked_at[0]] * WORTH_PLANNING]
         first = {split.state: split for split in reversed(near)}  # those with as much state elsewhere are much alike
         promising = sorted(first.values(), key=seconds.__getitem__)[:LOOKED_AT] or promising
         for split in promising:
-            if self._try(split, (False,)) is None and split.held:
-                self._try(replace(split, held=0.0), (False,))
-        if self._best() is not None:
-            self._until(SETTLED_SHARE, self._exchange)
+            if self.tries.at(split, (False,)) is None and split.held:
+                self.tries.at(replace(split, held=0.0), (False,))
+        if self.tries.best() is not None:
+            self.tries.until(SETTLED_SHARE, self._exchange)
         self._send()
-        if self._best() is None:
+        if self.tries.best() is None:
             for split in promising:
-                self._try(replace(split, held=0.0), (True,))
+                self.tries.at(replace(split, held=0.0), (True,))
         for streamed in (self.balance, 0.0):  # what passes through the device takes room there, too
-            if self._best() is None:
-                self._try(Split(count, 0, streamed))
+            if self.tries.best() is None:
+                self.tries.at(Split(count, 0, streamed))
                 for parameters in reversed(numbers[1:]):
-                    self._try(Split(count, parameters, streamed))
-        if self._best() is None and self._try(Split()) is None:  # which says what is needed
+                    self.tries.at(Split(count, parameters, streamed))
+        if self.tries.best() is None and self.tries.at(Split()) is None:  # which says what is needed
             self.around.refuse()
-        self._until(DESCENT_SHARE, self._descend)
+        self.tries.until(DESCENT_SHARE, self._descend)
         self._divide_the_link()
         for split in promising:  # with the time that is left
-            self._try(split, (True,))
+            self.tries.at(split, (True,))
         for streamed in (0.0, self.balance):
-            split = self._best_split()
-            self._try(replace(split, streamed=streamed), (self._sends(split),))
+            split = self.tries.best_split()
+            self.tries.at(replace(split, streamed=streamed), (self.tries.sends(split),))
         self._descend()
-        for split in self._promising if not self.is_over() else ():  # far from all of that
-            self._try(split)
+        for split in self._promising if not self.tries.is_over() else ():  # far from all of that
+            self.tries.at(split)
         self._descend()
-        best = self._found()[1]
+        best = self.tries.found()[1]
         if alone is not None and best.seconds > alone.seconds * WORTH_IT:
             best = alone
         return self._closer(best)
-
-    def _until(self, share: float, work: Callable[[], None]) -> None:
-        """For that share of the time at most."""
-        until, self.deadline = self.deadline, self.began + share * (self.deadline - self.began)
-        work()
-        self.deadline = until
-
-    def _may_fit(self, split: Split) -> bool:
-        """Whether there is a plan for it, be it a good one or not; or there might be with more host memory."""
-        return any(self._planned(split, tiers) is not None for tiers in ((), self.tiers)) or bool(self.around.lacks)
 
     @cached_property
     def _promising(self) -> list[Split]:
@@ -299,24 +276,24 @@ class _Search:
         and of all others, all parameters leave, and then as many come back as have room."""
         fits = True
         for split in [split for split, sends in self._seeds.items() if sends]:
-            fits = fits and self._try(split, (True,)) is not None
+            fits = fits and self.tries.at(split, (True,)) is not None
             split = split if fits else self._with_parameters_back(replace(split, parameters=split.state), split.parameters)
-            found = self.tried.get((split, True)) or self.borrowed.get(split)
+            found = self.tries.tried.get((split, True)) or self.tries.borrowed.get(split)
             if found is None:
                 continue
             for step in (2 * self.grain, self.grain):  # what passes through the device has the link, too
                 for change in (-step, step):
-                    split, found = self._along(Change(streamed=change), split, found, set())
-            best = self._best()
+                    split, found = self.descent.along(Change(streamed=change), split, found, set())
+            best = self.tries.best()
             if best is not None and found.seconds > best[1].seconds * OUT_OF_SIGHT:
                 return
 
     def _with_parameters_back(self, split: Split, fewest: int) -> Split:
         """As few parameters elsewhere as that split's activations leave room for, but more than these."""
-        found, most = self._try(split, (True,)), split.parameters
+        found, most = self.tries.at(split, (True,)), split.parameters
         while found is not None and most - fewest > 1:
             middle = (fewest + most) // 2
-            if self._with_activations_of(replace(split, parameters=middle), found) is None:
+            if self.tries.with_activations_of(replace(split, parameters=middle), found) is None:
                 fewest = middle
             else:
                 most = middle
@@ -324,23 +301,23 @@ class _Search:
 
     def _looked_at(self, seeds: Sequence[Split]) -> list[Split]:
         """What a quick look at these and at what is near the best of them finds, the best first."""
-        until = self.began + LOOKS_SHARE * (self.deadline - self.began)
+        until = self.tries.began + LOOKS_SHARE * (self.tries.deadline - self.tries.began)
         looks = self.looks
         for seed in seeds:
-            if self.clock.now() < until or not looks.seconds:
+            if self.tries.clock.now() < until or not looks.seconds:
                 self._look(seed)
         if not looks.seconds:  # nothing fits in which no activation leaves
             return []
         best = looks.best()[0]
         left = self._near(best)
-        while left and self.clock.now() < until:
+        while left and self.tries.clock.now() < until:
             split = self._look(left.pop(0))
             if split is not None and looks.seconds[split] < looks.seconds[best]:
                 best, left = split, self._near(split)
         return looks.best()
 
     def _look(self, split: Split) -> Split | None:
-        self.clock.tick()
+        self.tries.clock.tick()
         return self.looks.at(split)
 
     def _near(self, split: Split) -> list[Split]:
@@ -379,23 +356,23 @@ class _Search:
 
     def _divide_the_link(self) -> None:
         """The best so far with activations that count on less of the link: what is left of it on the whole may not be free when they want it."""
-        split, best = self._found()
+        split, best = self.tries.found()
         states = best.program.states
-        tiers = _above_disk(states, self.tiers)
+        tiers = above_disk(states, self.tiers)
         for part in OTHER_PARTS if states and tiers else ():
-            if self.is_over():
+            if self.tries.is_over():
                 break
-            found, known = self.around.planned(states, tiers, part=part), self.tried.get((split, True))
+            found, known = self.around.planned(states, tiers, part=part), self.tries.tried.get((split, True))
             if found is not None and (known is None or found.seconds < known.seconds):
-                self.tried[split, True] = found
+                self.tries.tried[split, True] = found
 
     def _closer(self, chosen: Chosen) -> Chosen:
         """The same states, and activations around them as well as it goes, if there is time left."""
-        now = self.clock.now()
-        if now + (now - self.began) > self.deadline or chosen.seconds <= NEAR * least_seconds(self.menu, self.update, self.takes):
+        now = self.tries.clock.now()
+        if now + (now - self.tries.began) > self.tries.deadline or chosen.seconds <= NEAR * least_seconds(self.menu, self.update, self.takes):
             return chosen
         states = chosen.program.states
-        again = self.around.planned(states, _above_disk(states, self.tiers) if chosen.program.sends else (), IMAGES)
+        again = self.around.planned(states, above_disk(states, self.tiers) if chosen.program.sends else (), IMAGES)
         return chosen if again is None else min(chosen, again, key=lambda one: one.seconds)
 
     def _descend(self) -> None:
@@ -405,9 +382,9 @@ class _Search:
         step = max(1, count // 8)
         while True:
             self._exchange()
-            split = self._best_split()
-            self._try(split)
-            sends = self._sends(split)
+            split = self.tries.best_split()
+            self.tries.at(split)
+            sends = self.tries.sends(split)
             for change in (-step, step):
                 state = min(max(split.state + change, 0), count)
                 parameters = min(max(split.parameters + change, 0), split.state)
@@ -418,146 +395,16 @@ class _Search:
                     replace(split, streamed=streamed),
                     *(replace(split, held=held) for held in HALVES if self.may_hold),
                 ):
-                    if self._try(near, (sends,)) is None and not sends:  # too large without
-                        self._try(near, (True,))
-            if self.is_over():
+                    if self.tries.at(near, (sends,)) is None and not sends:  # too large without
+                        self.tries.at(near, (True,))
+            if self.tries.is_over():
                 return
-            if self._best_split() == split:
+            if self.tries.best_split() == split:
                 if step == 1:
                     return
                 step = (step + 1) // 2 if step > 2 else 1
 
-    def is_over(self) -> bool:
-        return self.clock.now() > self.deadline
-
-    def near(self, best: Chosen) -> list[Chosen]:
-        """Others that come near the best, the fastest first."""
-        known = [chosen for _, chosen in self._known() if chosen is not best]
-        return sorted((chosen for chosen in known if chosen.seconds <= best.seconds * DETAILED), key=lambda chosen: chosen.seconds)
-
     def _exchange(self) -> None:
         """What is near the best so far with its activations, and the best of that with its own."""
-        split, best = self._settled(*self._found())
-        self._try(split, (best.program.sends,))
-
-    def _settled(self, split: Split, best: Chosen) -> tuple[Split, Chosen]:
-        """By ever smaller changes of each number, and of two that leave the device as full as it is. One unit of many is a hundredth of the cpu's
-        time, and where cpu and link have none left a step is longer by what they are out of balance."""
-        step, looked_at = 2 * self.grain, {split}
-        while step and not self.is_over():
-            before = split
-            if self.others:
-                split, best = self._best_of_all(split, best, step, looked_at)
-            else:
-                for change in (*changes(-step, self.exchange), *changes(step, self.exchange)):
-                    split, best = self._along(change, split, best, looked_at)
-            step = step if split != before else step // 2
-        return split, best
-
-    def _best_of_all(self, split: Split, best: Chosen, step: int, looked_at: set[Split]) -> tuple[Split, Chosen]:
-        """Of all changes of that size, one with another, at a time."""
-        around = [split.changed(change, len(self.units)) for change in changes_together(step, self.exchange)]
-        near = [one for one in dict.fromkeys(around) if one is not None and one not in looked_at]
-        looked_at.update(near)
-        states = {one: placed for one in near if (placed := self.splits.states(one)) and self.takes(placed)[1] <= self.around.host_bytes}
-        found = self.others.look([(placed, self.takes(placed)[0]) for placed in states.values()], best)
-        if found is None:
-            looked_at.difference_update(near)
-        for one, chosen in zip(states, found or (), strict=found is not None):
-            self.clock.tick()
-            if chosen is not None:
-                self.borrowed[one] = chosen
-                split, best = (one, chosen) if chosen.seconds < best.seconds else (split, best)
-        return split, best
-
-    def _along(self, change: Change, split: Split, best: Chosen, looked_at: set[Split]) -> tuple[Split, Chosen]:
-        """As far as each is better than the one before."""
-        while not self.is_over():
-            near = split.changed(change, len(self.units))
-            if near is None or near in looked_at:
-                break
-            looked_at.add(near)
-            found = self._with_activations_of(near, best)
-            if found is None or found.seconds >= best.seconds:
-                break
-            split, best = near, found
-        return split, best
-
-    def _with_activations_of(self, split: Split, other: Chosen) -> Chosen | None:
-        """A split with what was planned for another one's activations, if that fits."""
-        states = self.splits.states(split)
-        for known in (other, self.borrowed.get(split)):
-            if known is not None and known.program.states == states and known.program.calls == other.program.calls:
-                return known
-        found = self.around.with_activations_of(states, other) if states else None
-        if found is not None:
-            self.borrowed[split] = found
-        return found
-
-    def _best_split(self) -> Split:
-        return self._found()[0]
-
-    def _found(self) -> tuple[Split, Chosen]:
-        found = self._best()
-        assert found is not None
-        return found
-
-    def _sends(self, split: Split) -> bool:
-        """Whether what was found for it is clearly better with activations that are sent; such plans take longer to make."""
-        stays, sent = (self.tried.get((split, sends)) for sends in BOTH)
-        return sent is not None and (stays is None or sent.seconds < CLEARLY * stays.seconds)
-
-    def _best(self) -> tuple[Split, Chosen] | None:
-        found = [(chosen.seconds, number, split, chosen) for number, (split, chosen) in enumerate(self._known())]
-        return min(found)[2:] if found else None
-
-    def _known(self) -> list[tuple[Split, Chosen]]:
-        known = [*((split, chosen) for (split, _), chosen in self.tried.items()), *self.borrowed.items()]
-        return [(split, chosen) for split, chosen in known if chosen is not None]
-
-    def _try(self, split: Split, ways: Sequence[bool] = BOTH) -> Chosen | None:
-        """With and without sending activations, or one of these."""
-        for sends in ways if self.tiers else (False,):
-            if (split, sends) in self.tried or (sends and self._keeps_everything(split)):
-                continue
-            if self.is_over() and self._best() is not None:
-                break
-            if not sends and any(split.leaves_less_room_than(other) for other in self.too_large):
-                self.tried[split, sends] = None
-                continue
-            self.tried[split, sends] = self._planned(split, self.tiers if sends else ())
-        found = [chosen for sends in BOTH if (chosen := self.tried.get((split, sends))) is not None]
-        return min(found, key=lambda chosen: chosen.seconds) if found else None
-
-    def _keeps_everything(self, split: Split) -> bool:
-        """Whether no activation is recomputed without sending any: then there is nothing to gain."""
-        chosen = self.tried.get((split, False))
-        return chosen is not None and chosen.program.calls == keep_everything(self.menu).calls
-
-    def _planned(self, split: Split, tiers: Sequence[str]) -> Chosen | None:
-        short, found = 0, list[Chosen | None]()
-        for _ in self.units:
-            states = self.splits.states(split, short)
-            if states is None:
-                break
-            host = self.takes(states)[1] if states else 0
-            if host <= self.around.host_bytes:
-                key = frozenset(states.items()), bool(tiers)
-                above = _above_disk(states, tiers)
-                if key not in self.planned:  # splits whose numbers come to the same
-                    self.planned[key] = self.around.planned(states, above)
-                    if key[0] in self.around.short:
-                        self.too_large.append(split)
-                chosen, missing = self.planned[key], self.around.overflows.get(key, 0)
-                if chosen is None and not found and len(above) < len(tiers):  # to a busy disk, or with more of the state there
-                    if key[0] not in self.on_busy_disk:
-                        self.on_busy_disk[key[0]] = self.around.planned(states, tiers)
-                    found.append(self.on_busy_disk[key[0]])
-                found.append(chosen)
-                if not missing or "nvme" not in self.menu.problem.machine.tier_named:
-                    break
-                short += missing  # what passes through host memory was not counted, or activations have no room there
-                continue
-            self.around.lacks["dram"] = host
-            short += host - self.around.host_bytes
-        return min((chosen for chosen in found if chosen is not None), key=lambda chosen: chosen.seconds, default=None)
+        split, best = self.descent.settled(*self.tries.found())
+        self.tries.at(split, (best.program.sends,))

@@ -1,0 +1,59 @@
+"""From a split to what is near it and better, by ever smaller changes of its numbers."""
+
+from __future__ import annotations
+
+from .choose import Chosen
+from .helpers import Helpers
+from .splits import Change, Split, changes, changes_together
+from .tries import Tries
+
+
+class Descent:
+    """`grain`: units, of many of which one makes no difference; `exchange`: units' parameters for one unit's state."""
+
+    def __init__(self, tries: Tries, others: Helpers, grain: int, exchange: int) -> None:
+        self._tries, self._others, self._grain, self._exchange = tries, others, grain, exchange
+
+    def settled(self, split: Split, best: Chosen) -> tuple[Split, Chosen]:
+        """By ever smaller changes of each number, and of two that leave the device as full as it is. One unit of many is a hundredth of the cpu's
+        time, and where cpu and link have none left a step is longer by what they are out of balance."""
+        step, looked_at = 2 * self._grain, {split}
+        while step and not self._tries.is_over():
+            before = split
+            if self._others:
+                split, best = self._best_of_all(split, best, step, looked_at)
+            else:
+                for change in (*changes(-step, self._exchange), *changes(step, self._exchange)):
+                    split, best = self.along(change, split, best, looked_at)
+            step = step if split != before else step // 2
+        return split, best
+
+    def _best_of_all(self, split: Split, best: Chosen, step: int, looked_at: set[Split]) -> tuple[Split, Chosen]:
+        """Of all changes of that size, one with another, at a time."""
+        tries = self._tries
+        around = [split.changed(change, len(tries.units)) for change in changes_together(step, self._exchange)]
+        near = [one for one in dict.fromkeys(around) if one is not None and one not in looked_at]
+        looked_at.update(near)
+        states = {one: placed for one in near if (placed := tries.splits.states(one)) and tries.takes(placed)[1] <= tries.around.host_bytes}
+        found = self._others.look([(placed, tries.takes(placed)[0]) for placed in states.values()], best)
+        if found is None:
+            looked_at.difference_update(near)
+        for one, chosen in zip(states, found or (), strict=found is not None):
+            tries.clock.tick()
+            if chosen is not None:
+                tries.borrowed[one] = chosen
+                split, best = (one, chosen) if chosen.seconds < best.seconds else (split, best)
+        return split, best
+
+    def along(self, change: Change, split: Split, best: Chosen, looked_at: set[Split]) -> tuple[Split, Chosen]:
+        """As far as each is better than the one before."""
+        while not self._tries.is_over():
+            near = split.changed(change, len(self._tries.units))
+            if near is None or near in looked_at:
+                break
+            looked_at.add(near)
+            found = self._tries.with_activations_of(near, best)
+            if found is None or found.seconds >= best.seconds:
+                break
+            split, best = near, found
+        return split, best
