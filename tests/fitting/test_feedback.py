@@ -245,6 +245,14 @@ def test_calls_that_wait_for_updates_elsewhere_say_that_these_are_slow(plan):
     assert simulate(again.problem, again.schedule).seconds == pytest.approx(late.seconds, rel=0.05)
 
 
+def test_what_only_the_recorded_step_waited_for_is_not_the_updates(plan):
+    """Each call in forward begins a hundredth of a millisecond late in a step that was recorded; the others take what was predicted."""
+    late = with_forward_behind(plan, 0.00001)
+    menu = corrected(plan, late, plan.predicted.seconds)
+    before, after = plan.menu.problem.costs.op_seconds, menu.problem.costs.op_seconds
+    assert late.seconds > plan.predicted.seconds and all(after[op] == pytest.approx(before[op], rel=0.01) for op in before)
+
+
 def test_calls_of_backward_that_wait_in_their_midst_say_that_updates_are_slow():
     """All state is updated by the cpu; the first of four calls that go back alike takes three milliseconds longer than the others, in which it waits
     for an update. The others say how long calls are; the same program is now predicted to be as late."""

@@ -55,11 +55,12 @@ def corrected(plan: Plan, measured: Timeline, seconds: float, cpu_seconds: float
     rates: dict[tuple[str, str], list[float]] = defaultdict(list)
     recorded = sum(call.seconds for call in calls_in(plan, measured))
     within = min(recorded, seconds)
+    scale = within / recorded if recorded else 1.0
     for span in measured.spans:
         step = plan.image.schedule.steps[span.step]
         if isinstance(step, Compute) and graph.ops[step.op].region in plan.program.calls:
             op, call = graph.ops[step.op], plan.program.calls[graph.ops[step.op].region]
-            taken = (span.end - span.start) * within / recorded
+            taken = scale * (span.end - span.start)
             (sending if call.sent else alone)[graph.calls[op.region].region, call.choice, op.phase].append(taken)
         elif isinstance(step, Copy) and graph.storages[step.storage].nbytes >= LEAST_COPY_BYTES and span.end > span.start:
             rates[step.src, step.dst].append(graph.storages[step.storage].nbytes / (span.end - span.start))
@@ -67,8 +68,8 @@ def corrected(plan: Plan, measured: Timeline, seconds: float, cpu_seconds: float
     choices = {region: tuple(_corrected(choice, region, found, ran) for choice in found) for region, found in menu.choices.items()}
     machine = _with_rates(menu.problem.machine, plan.image.problem.machine, {way: median(found) for way, found in rates.items()})
     stalled = _stalled_seconds(alone) if _updated_elsewhere(plan) else 0.0
-    waited = _late_seconds(plan, measured)
-    late = stalled + (waited if waited < 0 else max(0.0, waited - max(0.0, measured.seconds - seconds)))
+    late = _late_seconds(plan, measured)
+    late += stalled - min(max(0.0, late), max(0.0, measured.seconds - seconds))  # less what only the recorded step waited
     if -EARLY * seconds < late < 0:
         late = 0.0
     between = seconds - (within - stalled) - late

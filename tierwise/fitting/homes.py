@@ -13,7 +13,7 @@ from ..ir.placement import owner
 MOVABLE = (torch.float32, torch.bfloat16, torch.float16)
 # Of a region's parameters, and of the budget over those of all: what is placed in parts. On an H200, of the step without a budget: in parts of
 # regions of 411 MB (llama of 6.7 G) 1.21 to 1.26 in 24 GiB, whole 1.31 to 1.39, and in 40 GB 1.04, whole 1.03 to 1.17; of 231 MB (3.2 G) about as
-# long either way in 12 to 24 GB, but in 8 GB, where nearly all parameters come and go, 6% longer: backward stands still in the midst of calls.
+# long either way in 12 to 24 GB, and in 8 GB, where nearly all parameters come and go, 6% longer, or as long since updates give way to launches.
 LARGE_BYTES, ROOMY = 128 << 20, 1.5
 MOST_PARTS = 6  # of a region: what is smaller than that stays with others
 

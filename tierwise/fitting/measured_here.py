@@ -27,8 +27,6 @@ UPDATE_BYTES = 28  # a parameter's gradient, master, two moments and the paramet
 # Parameters a second that plans count on alone. On hosts that have 4.1 to 4.3 G alone the cpu had 0.82 of it in steps, beside state that passes
 # through the device; on hosts with 4.4 to 5.6 no more than 3.64, and once 3.0: both share host memory, and 0.82 of this is what it has.
 MOST_UPDATED = 4.5e9
-
-
 OTHER_THREADS = 2  # that have work all the time while a step runs: one launches the model's kernels, one drives state through the device
 
 
