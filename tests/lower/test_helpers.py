@@ -12,34 +12,91 @@ from tierwise.lower import choose_jointly, jointly
 from tierwise.lower.around import Around
 from tierwise.lower.choose import Chosen, recompute_everything
 from tierwise.lower.clock import Clock
-from tierwise.lower.helpers import Helpers, helpers, spare
+from tierwise.lower.descent import Descent, exchange_of
+from tierwise.lower.detail import Detail
+from tierwise.lower.helpers import Helpers, Lesson, helpers, spare
+from tierwise.lower.looks import Looks
+from tierwise.lower.senders import Senders
+from tierwise.lower.splits import Split, Splits
 from tierwise.lower.states import state_units
+from tierwise.lower.tries import Tries
 
 QUESTION = menu_with_moments(6, hbm=200)
+UNITS = state_units(QUESTION.problem.graph, QUESTION.homes)
+LESSON = Lesson(QUESTION, QUESTION, "backward", 2, ("dram",), 0)
+TAKEN = (30, 0)
+
+
+def alone(taken=TAKEN) -> Tries:
+    """Who looks for himself."""
+    around = Around(QUESTION, UNITS, "backward", ("dram",), 0, lambda states: taken, Clock(True), 2)
+    return Tries(QUESTION, UNITS, around, Splits(QUESTION, UNITS, {}, "backward"), ("dram",), lambda states: taken, Clock(True), 1000)
 
 
 def test_they_find_what_one_finds_alone():
     """Seven placements with all activations made again, of which some do not fit where so many bytes are taken."""
     chosen = Chosen(recompute_everything(QUESTION), 0.0, 0, 0)
-    around = Around(QUESTION, state_units(QUESTION.problem.graph, QUESTION.homes), "backward", (), 0, lambda states: (30, 0), Clock(True), 2)
+    around = alone().around
     paths = list(QUESTION.homes)
     states = [dict.fromkeys(paths[first:], place) for first in range(3) for place in (CPU, IN_HOST)] + [dict.fromkeys(paths[-1:], CPU)]
     expected = [around.with_activations_of(one, chosen) for one in states]
     with helpers(2) as others:
-        others.learn(QUESTION, "backward", 2)
-        assert others.look([(one, 30) for one in states], chosen) == expected
+        others.learn(LESSON)
+        assert others.look([(one, TAKEN) for one in states], chosen) == expected
         assert others.look([], chosen) == []
     assert any(one is None for one in expected) and any(one is not None for one in expected)
     assert not others
 
 
+def test_what_else_they_are_asked():
+    """Splits by a glance, splits with their own activations, programs update by update; and one to send from, while the others answer."""
+    splits = [Split(6, number, 0.5) for number in range(0, 7, 2)]
+    tries = alone()
+    looks = Looks(QUESTION, UNITS, tries.splits, "backward", lambda states: TAKEN, 2)
+    glances = [None if (found := looks.at(split)) is None else (found, looks.seconds[found]) for split in splits]
+    planned = [tries.at(split, (sends,)) for split in splits for sends in (False, True)]
+    programs = [chosen.program for chosen in planned if chosen is not None]
+    detail = Detail(QUESTION, lambda states: TAKEN, Clock(True))
+    with helpers(2) as others:
+        others.learn(LESSON)
+        others.begin_to_send([(splits[-1], TAKEN)])
+        assert others.glance((split, TAKEN) for split in splits) == glances
+        assert others.plan((split, sends, TAKEN) for split in splits for sends in (False, True)) == planned
+        assert others.seconds((program, TAKEN) for program in programs) == [detail.seconds(program) for program in programs]
+        mine = alone()
+        assert others.sent(60.0) == [Senders(mine, Descent(mine, Helpers(0), 1, exchange_of(UNITS)), 1).near(splits[-1])]
+        assert others.sent(60.0) == []
+    assert any(one is None for one in planned) and len(programs) > 2 and any(glances)
+
+
+@pytest.mark.parametrize(("taken", "fits"), [(30, True), (150, False)])
+def test_a_search_learns_what_they_find(taken, fits):
+    """As if it had looked itself, also that there is no room."""
+    wanted = [(Split(6, number, 0.5), sends) for number in range(2, 7, 2) for sends in (False, True)]
+    expected, found = alone((taken, 0)), alone((taken, 0))
+    mine, theirs = (Looks(QUESTION, UNITS, found.splits, "backward", found.takes, 2) for _ in range(2))
+    with helpers(2) as others:
+        others.learn(LESSON)
+        found.at_all(wanted, others)
+        theirs.at_all((split for split, _ in wanted), others)
+    for split, sends in wanted:
+        expected.at(split, (sends,))
+        mine.at(split)
+    assert found.tried == {one: expected.tried[one] for one in wanted}
+    assert theirs.seconds == mine.seconds and all(theirs.at(split) == mine.at(split) for split, _ in wanted)
+    assert fits == any(found.tried.values()) == any(mine.seconds)
+
+
 def test_nobody_waits_for_one_that_is_gone():
     chosen = choose_jointly(QUESTION, update="backward", tries=10)
     others = Helpers(2)
-    others.learn(QUESTION, "backward", 2)
-    others._workers[1]._process.kill()
-    assert others.look([(chosen.program.states, 0)] * 4, chosen) is None
-    assert not others and others.look([], chosen) == []
+    others.learn(LESSON)
+    others.begin_to_send([(Split(6, 6, 0.5), TAKEN)])
+    for worker in others._workers:
+        worker._process.kill()
+    assert others.sent(60.0) == []
+    assert others.look([(chosen.program.states, TAKEN)] * 4, chosen) is None
+    assert not others and others.look([], chosen) is None
 
 
 @pytest.mark.parametrize("cores", [0, 2])
@@ -52,7 +109,7 @@ def test_a_search_with_and_without_them(monkeypatch, cores):
     if cores:
         monkeypatch.setattr("tierwise.lower.helpers.sys.executable", os.devnull)
         others = Helpers(2)
-        others.learn(question, "backward", 2)
+        others.learn(replace(LESSON, menu=question, whole=question))
         assert not others
         assert choose_jointly(question, update="backward", seconds=0.5).program.states
 

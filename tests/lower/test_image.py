@@ -100,3 +100,32 @@ def test_parameters_that_live_elsewhere_come_so_many_regions_ahead(ahead):
     for block in range(ahead, 5):
         before = words.index(f"block{block - ahead}.forward")
         assert f"block{block}.weight -> hbm" in words[words.index(f"block{block - ahead - 1}.forward") if block > ahead else 0 : before]
+
+
+def test_what_stays_is_updated_on_the_device_as_backward_goes_on():
+    """Of three blocks the last one's state is elsewhere. The others' gradients, five bytes each, are gone before the next block's are there; after
+    backward both would be held at once. With nothing elsewhere torch updates all of it at the end."""
+    question = menu_with_moments(3)
+
+    def listed(update, states):
+        made = image(question, replace(keep_everything(question), states=states, update=update))
+        (grad,) = (s.id for s in made.problem.graph.storages if s.name == "w1.grad")
+        found = [step for step in made.schedule.steps if isinstance(step, Compute) or (isinstance(step, Free) and step.storage == grad)]
+        words = ["w1.grad goes" if isinstance(step, Free) else made.problem.graph.ops[step.op].name for step in found]
+        return [word for word in words if word.endswith((".backward", ".update", "goes")) and "2" not in word]
+
+    one = {"block2": IN_HOST}
+    assert listed("backward", one) == ["block1.backward", "w1.update", "w1.grad goes", "block0.backward", "w0.update"]
+    at_the_end = ["block1.backward", "block0.backward", "w1.update", "w1.grad goes", "w0.update"]
+    assert listed("after", one) == listed("backward", {}) == at_the_end
+
+
+def test_what_two_regions_share_is_updated_at_the_end():
+    """Whoever has the gradient of the one is not done with it before the other's is there."""
+    question = menu_with_moments(3)
+    graph = question.problem.graph
+    (shared,) = (s.id for s in graph.storages if s.name == "block1.weight")
+    ops = [replace(op, reads=(*op.reads, shared)) if op.name == "block0.mm" else op for op in graph.ops]
+    question = replace(question, problem=replace(question.problem, graph=replace(graph, ops=tuple(ops))))
+    words = steps_of(image(question, replace(keep_everything(question), states={"block2": IN_HOST}, update="backward")))
+    assert words.index("w1.update") > words.index("block0.backward") < words.index("w0.update")

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+
+from ..ir import Placement
 from .choose import Chosen
-from .helpers import Helpers
+from .helpers import Helpers, Taken
 from .splits import Change, Split, changes, changes_together
+from .states import StateUnit
 from .tries import Tries
+
+FEW = 32  # units
+
+
+def grain_of(units: Sequence[StateUnit]) -> int:
+    """Units, of many of which one makes no difference."""
+    return max(1, round(len(units) / FEW))
+
+
+def exchange_of(units: Sequence[StateUnit]) -> int:
+    """Units' parameters for one unit's state."""
+    parameter_bytes = sum(unit.parameter_bytes for unit in units)
+    return round(sum(unit.state_bytes for unit in units) / parameter_bytes) if parameter_bytes else 0
 
 
 class Descent:
@@ -32,17 +49,23 @@ class Descent:
         """Of all changes of that size, one with another, at a time."""
         tries = self._tries
         around = [split.changed(change, len(tries.units)) for change in changes_together(step, self._exchange)]
-        near = [one for one in dict.fromkeys(around) if one is not None and one not in looked_at]
-        looked_at.update(near)
-        states = {one: placed for one in near if (placed := tries.splits.states(one)) and tries.takes(placed)[1] <= tries.around.host_bytes}
-        found = self._others.look([(placed, tries.takes(placed)[0]) for placed in states.values()], best)
-        if found is None:
-            looked_at.difference_update(near)
-        for one, chosen in zip(states, found or (), strict=found is not None):
-            tries.clock.tick()
-            if chosen is not None:
-                tries.borrowed[one] = chosen
-                split, best = (one, chosen) if chosen.seconds < best.seconds else (split, best)
+        near = [one for one in dict.fromkeys(around) if one is not None and one not in looked_at and not tries.knows(one, best)]
+        asked: list[Split] = []
+
+        def questions() -> Iterator[tuple[Mapping[str, Placement], Taken]]:
+            """While others are looked at: whoever knows what updates take looks at all parameters of a model."""
+            for one in near:
+                if (placed := tries.splits.states(one)) and (taken := tries.takes(placed))[1] <= tries.around.host_bytes:
+                    asked.append(one)
+                    yield placed, taken
+
+        found = self._others.look(questions(), best)
+        looked_at.update(near if found is not None else ())
+        before = best
+        for one, chosen in zip(asked, found or (), strict=found is not None):
+            tries.looked_at(one, before, chosen)
+            if chosen is not None and chosen.seconds < best.seconds:
+                split, best = one, chosen
         return split, best
 
     def along(self, change: Change, split: Split, best: Chosen, looked_at: set[Split]) -> tuple[Split, Chosen]:

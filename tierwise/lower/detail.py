@@ -13,6 +13,7 @@ from ..ir import Menu, Problem, Program, check_schedule
 from ..simulate import simulate
 from .choose import Chosen, with_budget
 from .clock import Clock
+from .helpers import Helpers, Taken
 from .image import image
 from .states import BESIDE, Takes
 
@@ -28,17 +29,19 @@ def comes_and_goes(program: Program) -> bool:
 
 
 class Detail:
-    """`takes`: what whoever runs updates holds on the device for them all the time."""
+    """`takes`: what whoever runs updates holds on the device for them all the time. `others`: who may look at several at a time."""
 
-    def __init__(self, menu: Menu, takes: Takes, clock: Clock) -> None:
-        self._menu, self._takes, self._clock = menu, takes, clock
+    def __init__(self, menu: Menu, takes: Takes, clock: Clock, others: Helpers | None = None) -> None:
+        self._menu, self._takes, self._clock, self._others = menu, takes, clock, others
         self._known: list[tuple[Program, float | None]] = []
 
     def first(self, best: Chosen, near: Sequence[Chosen], until: float) -> Chosen:
         """Of the best and those that come near it, which is fastest."""
         found: list[tuple[float, int, Chosen]] = []
-        for number, chosen in enumerate([best, *near[:MOST_FINALISTS]] if near else []):
-            if number > FINALISTS and self._clock.now() > until:
+        finalists = [best, *near[:MOST_FINALISTS]] if near else []
+        self._look([chosen.program for chosen in finalists])
+        for number, chosen in enumerate(finalists):
+            if number > FINALISTS and self._clock.now() > until and not self._others:
                 break
             if (seconds := self.seconds(chosen.program)) is not None:
                 found.append((seconds, number, chosen))
@@ -63,8 +66,19 @@ class Detail:
         return self._fastest(chosen, programs)
 
     def _fastest(self, chosen: Chosen, programs: Sequence[Program]) -> Chosen:
+        self._look(programs)
         found = [(seconds, number) for number, program in enumerate(programs) if (seconds := self.seconds(program)) is not None]
         return replace(chosen, program=programs[min(found)[1]]) if found else chosen
+
+    def _look(self, programs: Sequence[Program]) -> None:
+        """At all of them at a time, if there is somebody to do it."""
+        unknown = [program for program in programs if all(program != other for other, _ in self._known)]
+        if self._others and len(unknown) > 1:
+            found = self._others.seconds((program, self._taken(program)) for program in unknown)
+            self._known += zip(unknown, found, strict=True) if found is not None else ()
+
+    def _taken(self, program: Program) -> Taken:
+        return self._takes(program.states) if program.states else (0, 0)
 
     def seconds(self, program: Program) -> float | None:
         """Between what it takes on this host and on a slower one. None: it does not fit."""
@@ -76,7 +90,7 @@ class Detail:
 
     def _seconds(self, program: Program) -> float | None:
         self._clock.tick()
-        passing, host = self._takes(program.states) if program.states else (0, 0)
+        passing, host = self._taken(program)
         if host > self._menu.problem.machine.capacity("dram"):
             return None
         made = image(with_budget(self._menu, self._menu.problem.budget_bytes - passing), program)

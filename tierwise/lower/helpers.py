@@ -1,4 +1,4 @@
-"""Other processes that look at placements for a search, as many at a time as the host has cores to spare; without them it looks one by one.
+"""Other processes that plan for a search, as many at a time as the host has cores to spare; without them it looks at one placement after another.
 
 They are processes of their own, not copies of this one, which may have a device and threads that hold locks, and run nothing of the user's: only the
 planner, which imports neither torch nor the script.
@@ -12,17 +12,20 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ..ir import Menu, Placement
+from ..ir import Menu, Placement, Program
 from .choose import Chosen
+from .splits import Split
 
 MOST = 8
 CORES_EACH = 2  # the rest is for whoever else is at work here
 PATIENCE_SECONDS = 5.0  # for a batch of looks, of a fraction of a second each, and for starting up
-Asked = tuple[Mapping[str, Placement], int]  # states, and the bytes of the device that they take all the time
+Taken = tuple[int, int]  # by updates: of the device all the time, and of host memory in all
 
 
 def spare() -> int:
@@ -33,56 +36,105 @@ def spare() -> int:
     return min(MOST, found) if found > 1 else 0
 
 
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What questions are about: a menu that is compact, and the whole of it."""
+
+    menu: Menu
+    whole: Menu
+    update: str
+    ahead: int
+    tiers: tuple[str, ...]
+    min_sent_bytes: int
+
+
 class Helpers:
-    """So many, started when there is something to learn."""
+    """So many, started when there is something to learn. Those that do not answer are not asked again, nor are the others: looking one by one is
+    always possible."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._workers: list[_Worker] = []
+        self._begun: list[Future[Any]] = []
 
     def __bool__(self) -> bool:
         """Whether there are any, and they have answered so far."""
         return bool(self._workers)
 
-    def learn(self, menu: Menu, update: str, ahead: int) -> None:
+    def learn(self, lesson: Lesson) -> None:
         """What the next questions are about."""
+        self._begun.clear()
         try:
             while len(self._workers) < self._count:
                 self._workers.append(_Worker())
         except OSError:
             self.close()
-        told = pickle.dumps(("menu", menu, update, ahead))
+        told = pickle.dumps(("menu", lesson))
         for worker in self._workers:
             worker.thread.submit(worker.tell, told)
 
-    def look(self, asked: Sequence[Asked], other: Chosen) -> list[Chosen | None] | None:
-        """Each with what was planned for another one's activations. None: they do not answer, and will not be asked again."""
-        found: list[Chosen | None] = [None] * len(asked)
-        left, lock = iter(enumerate(asked)), threading.Lock()
-        told = pickle.dumps(("activations", other))
+    def look(self, asked: Iterable[tuple[Mapping[str, Placement], Taken]], other: Chosen) -> list[Chosen | None] | None:
+        """Each with what was planned for another one's activations; asked for one by one, as somebody has time for it. None: no answers."""
+        return self._answers((("states", dict(states), taken) for states, taken in asked), ("activations", other))
+
+    def glance(self, asked: Iterable[tuple[Split, Taken]]) -> list[tuple[Split, float] | None] | None:
+        """Of each split, itself or the nearest lighter one that fits, and about its seconds. None: no answers."""
+        return self._answers(("glance", split, taken) for split, taken in asked)
+
+    def plan(self, asked: Iterable[tuple[Split, bool, Taken]]) -> list[Chosen | None] | None:
+        """What is planned for each split, with activations that are sent or without. None: no answers."""
+        return self._answers(("split", (split, sends), taken) for split, sends, taken in asked)
+
+    def seconds(self, asked: Iterable[tuple[Program, Taken]]) -> list[float | None] | None:
+        """Of each, with each update by itself; None for one that does not fit, and for all if there are no answers."""
+        return self._answers(("program", program, taken) for program, taken in asked)
+
+    def begin_to_send(self, asked: Iterable[tuple[Split, Taken]]) -> None:
+        """Half of them look for what is near these with activations that are sent, and the others answer meanwhile."""
+        half = self._workers[: len(self._workers) // 2]
+        questions = [pickle.dumps(("sending", split, taken)) for split, taken in asked]
+        for number, question in enumerate(questions if half else ()):
+            worker = half[number % len(half)]
+            self._begun.append(worker.begin(question))
+
+    def sent(self, seconds: float) -> list[tuple[Split, Chosen]]:
+        """What they have found, after so many seconds at most."""
+        done, _ = wait(self._begun, max(0.0, seconds))
+        found = [future.result() for future in self._begun if future in done and not future.cancelled() and future.exception() is None]
+        self._begun.clear()
+        return [one for one in found if one is not None]
+
+    def _answers(self, questions: Iterable[tuple[Any, ...]], *before: tuple[Any, ...]) -> list[Any] | None:
+        found: list[Any] = []
+        left, lock = iter(questions), threading.Lock()
+        told = [pickle.dumps(one) for one in before]
 
         def work(worker: _Worker) -> None:
-            worker.tell(told)
+            for one in told:
+                worker.tell(one)
             while True:
                 with lock:
-                    number, (states, passing) = next(left, (-1, ({}, 0)))
-                if number < 0:
-                    return
-                found[number] = worker.ask(pickle.dumps(("states", dict(states), passing)))
+                    question = next(left, None)
+                    if question is None:
+                        return
+                    number = len(found)
+                    found.append(None)
+                found[number] = worker.ask(pickle.dumps(question))
 
-        working = [worker.thread.submit(work, worker) for worker in self._workers]
+        working = [worker.thread.submit(work, worker) for worker in self._workers if worker.is_free]
         try:
             for one in working:
                 one.result(PATIENCE_SECONDS)
-        except Exception:  # a process that was killed, or hangs: whatever it is, looking one by one is always possible
+        except Exception:  # a process that was killed, or hangs
             self.close()
             return None
-        return found
+        return found if working else None
 
     def close(self) -> None:
         for worker in self._workers:
             worker.close()
         self._workers, self._count = [], 0
+        self._begun.clear()
 
 
 @contextlib.contextmanager
@@ -104,14 +156,24 @@ class _Worker:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(path)}, **pipes)  # type: ignore[call-overload]
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="tierwise helper")
+        self._begun: list[Future[Any]] = []
+
+    @property
+    def is_free(self) -> bool:
+        return all(one.done() for one in self._begun)
+
+    def begin(self, question: bytes) -> Future[Any]:
+        """To be answered when it is."""
+        self._begun.append(self.thread.submit(self.ask, question))
+        return self._begun[-1]
 
     def tell(self, what: bytes) -> None:
         self._process.stdin.write(what)
         self._process.stdin.flush()
 
-    def ask(self, what: bytes) -> Chosen | None:
+    def ask(self, what: bytes) -> Any:
         self.tell(what)
-        return pickle.load(self._process.stdout)  # type: ignore[no-any-return]
+        return pickle.load(self._process.stdout)
 
     def close(self) -> None:
         self._process.kill()

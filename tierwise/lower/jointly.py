@@ -18,17 +18,18 @@ from ..errors import InfeasibleBudget
 from ..ir import Menu, Placement, peak_bytes
 from .around import Around
 from .bound import Bound, least_seconds
-from .choose import IMAGES, Chosen, choose, keeping_everything
+from .choose import FEW_IMAGES, IMAGES, Chosen, choose, keeping_everything
 from .clock import Clock
 from .compact import compact
-from .descent import Descent
+from .descent import Descent, exchange_of, grain_of
 from .detail import Detail, comes_and_goes
 from .facts import Facts
-from .helpers import Helpers, helpers, spare
+from .helpers import Helpers, Lesson, helpers, spare
 from .image import image
 from .looks import Looks
 from .seeds import Seeds
-from .splits import Change, Split, Splits
+from .senders import Senders
+from .splits import Split, Splits
 from .states import StateUnit, Takes, state_units
 from .tries import Tries, above_disk
 
@@ -44,7 +45,6 @@ OUT_OF_REACH = 1.03  # of what the linear program promises: so near to it no pla
 AS_GOOD = 1.01  # of the least that the linear program finds
 OUT_OF_SIGHT = 1.02  # of the best plan's time: what is near it is not better
 NEAR = 1.02  # of what no plan could beat: what is left to gain is not worth looking for
-FEW = 32  # units
 WORTH_HELP = 3.0  # seconds of planning: other processes take half a second to start
 SEARCHED_SHARE = 0.8  # of the time; what is left is for that
 DETAILED_SHARE = 0.9  # of the time, until what is nearest was looked at in detail
@@ -85,21 +85,21 @@ def choose_jointly(
     many = spare() if tries is None and fixed is None and seconds >= WORTH_HELP else 0
     for _ in range(CORRECTIONS + 1):
         with helpers(many) as others:
-            search, found = _searched(partial(_Search, menu, units, update, tiers, min_sent_bytes, deadline, takes, clock, others), fixed)
-        missing = _missing_host_bytes(whole, found) if fixed is None and "nvme" in tiers else 0
-        if missing <= 0 and not detailed:
-            break
+            begin = partial(_Search, menu, whole, units, update, tiers, min_sent_bytes, deadline, takes, clock, others)
+            search, found = _searched(begin, fixed, IMAGES if detailed else FEW_IMAGES)
+            missing = _missing_host_bytes(whole, found) if fixed is None and "nvme" in tiers else 0
+            if missing <= 0 and detailed:
+                detail = Detail(whole, takes, clock, others)
+                found = detail.first(found, search.tries.near(found), began + DETAILED_SHARE * seconds)
+                found = detail.in_time(detail.where_they_come_anyway(found) if fixed is None else found)
         if missing <= 0:
-            detail = Detail(whole, takes, clock)
-            found = detail.first(found, search.tries.near(found), began + DETAILED_SHARE * seconds)
-            found = detail.in_time(detail.where_they_come_anyway(found) if fixed is None else found)
             break
         machine = menu.problem.machine
         menu = replace(menu, problem=replace(menu.problem, machine=machine.with_capacity("dram", machine.capacity("dram") - 2 * missing)))
     return _explained(menu, found, update, takes) if explained else found
 
 
-def _searched(search: Callable[[int], _Search], fixed: Mapping[str, Placement] | None) -> tuple[_Search, Chosen]:
+def _searched(search: Callable[[int], _Search], fixed: Mapping[str, Placement] | None, images: int) -> tuple[_Search, Chosen]:
     """With parameters that come early; and later, which takes less memory, if there is time left or else no plan."""
     found: list[tuple[_Search, Chosen]] = []
     for ahead in AHEAD:
@@ -107,7 +107,7 @@ def _searched(search: Callable[[int], _Search], fixed: Mapping[str, Placement] |
             break
         one = search(ahead)
         try:
-            found.append((one, one.run() if fixed is None else one.where_they_are(fixed)))
+            found.append((one, one.run() if fixed is None else one.where_they_are(fixed, images)))
         except InfeasibleBudget:
             if not found and ahead == AHEAD[-1]:
                 raise
@@ -145,6 +145,7 @@ class _Search:
     def __init__(
         self,
         menu: Menu,
+        whole: Menu,
         units: list[StateUnit],
         update: str,
         tiers: Sequence[str],
@@ -156,7 +157,7 @@ class _Search:
         ahead: int,
     ) -> None:
         self.others, self.ahead, self.takes = others, ahead, takes
-        self.menu, self.units, self.update, self.tiers = menu, units, update, tiers
+        self.menu, self.whole, self.units, self.update, self.tiers, self.min_sent_bytes = menu, whole, units, update, tiers, min_sent_bytes
         self.around = Around(menu, units, update, tiers, min_sent_bytes, takes, clock, ahead)
         self.splits = Splits(menu, units, self.around.lacks, update)
         self.tries = Tries(menu, units, self.around, self.splits, tiers, takes, clock, deadline)
@@ -164,10 +165,9 @@ class _Search:
         self.balance = self._balance()
         self.looks = Looks(menu, units, self.splits, update, takes, ahead)
         self.facts = Facts.of(menu)
-        self.grain = max(1, round(len(units) / FEW))
-        parameter_bytes = sum(unit.parameter_bytes for unit in units)
-        self.exchange = round(sum(unit.state_bytes for unit in units) / parameter_bytes) if parameter_bytes else 0
+        self.grain, self.exchange = grain_of(units), exchange_of(units)
         self.descent = Descent(self.tries, others, self.grain, self.exchange)
+        self.senders = Senders(self.tries, self.descent, self.grain)
 
     def _balance(self) -> float:
         """The share of updates that go through the device when the cpu and the link are done with theirs at the same time."""
@@ -191,8 +191,9 @@ class _Search:
             return alone
         if alone is not None and alone.seconds * WORTH_IT <= self._line.least() * OUT_OF_REACH:
             return self._closer(alone)
-        self.others.learn(self.menu, self.update, self.ahead)
+        self.others.learn(Lesson(self.menu, self.whole, self.update, self.ahead, tuple(self.tiers), self.min_sent_bytes))
         promising = [*self._seeds] or self._promising
+        self._begin_to_send()
         looked_at = self._looked_at(promising)
         if not looked_at and not self.tries.may_fit(Split(count, count)):  # nothing is lighter than that
             self.tries.at(Split())  # which says what is needed
@@ -201,12 +202,16 @@ class _Search:
         near = [split for split in looked_at if seconds[split] <= seconds[looked_at[0]] * WORTH_PLANNING]
         first = {split.state: split for split in reversed(near)}  # those with as much state elsewhere are much alike
         promising = sorted(first.values(), key=seconds.__getitem__)[:LOOKED_AT] or promising
+        self.tries.at_all([(split, False) for split in promising], self.others)
         for split in promising:
             if self.tries.at(split, (False,)) is None and split.held:
                 self.tries.at(replace(split, held=0.0), (False,))
         if self.tries.best() is not None:
             self.tries.until(SETTLED_SHARE, self._exchange)
-        self._send()
+        if self.others:
+            self._sent_by_others()
+        else:
+            self._send()
         if self.tries.best() is None:
             for split in promising:
                 self.tries.at(replace(split, held=0.0), (True,))
@@ -269,40 +274,37 @@ class _Search:
     @cached_property
     def _seeds(self) -> dict[Split, bool]:
         """And whether activations are sent in them."""
-        return Seeds(self.menu, self.splits, self.facts, self.update, float(self.may_hold)).within(self._room)
+        return Seeds(self.menu, self.splits, self.facts, self.update, float(self.may_hold)).within(self._room, self.tries.is_over)
 
     def _send(self) -> None:
-        """With activations sent, where the linear programs send some. Where one of these does not fit they count on memory that is not there: of it,
-        and of all others, all parameters leave, and then as many come back as have room."""
-        fits = True
-        for split in [split for split, sends in self._seeds.items() if sends]:
-            fits = fits and self.tries.at(split, (True,)) is not None
-            split = split if fits else self._with_parameters_back(replace(split, parameters=split.state), split.parameters)
-            found = self.tries.tried.get((split, True)) or self.tries.borrowed.get(split)
-            if found is None:
-                continue
-            for step in (2 * self.grain, self.grain):  # what passes through the device has the link, too
-                for change in (-step, step):
-                    split, found = self.descent.along(Change(streamed=change), split, found, set())
-            best = self.tries.best()
-            if best is not None and found.seconds > best[1].seconds * OUT_OF_SIGHT:
+        """With activations sent, where the linear programs send some."""
+        for split in self._sending_seeds:
+            found, best = self.senders.near(split), self.tries.best()
+            if found is not None and best is not None and found[1].seconds > best[1].seconds * OUT_OF_SIGHT:
                 return
 
-    def _with_parameters_back(self, split: Split, fewest: int) -> Split:
-        """As few parameters elsewhere as that split's activations leave room for, but more than these."""
-        found, most = self.tries.at(split, (True,)), split.parameters
-        while found is not None and most - fewest > 1:
-            middle = (fewest + most) // 2
-            if self.tries.with_activations_of(replace(split, parameters=middle), found) is None:
-                fewest = middle
-            else:
-                most = middle
-        return replace(split, parameters=most)
+    @property
+    def _sending_seeds(self) -> list[Split]:
+        return [split for split, sends in self._seeds.items() if sends]
+
+    def _begin_to_send(self) -> None:
+        seeds = {split: states for split in self._sending_seeds if (states := self.splits.states(split))} if self.others and self.tiers else {}
+        self.others.begin_to_send((split, self.takes(states)) for split, states in seeds.items())
+
+    def _sent_by_others(self) -> None:
+        """What they have found, with what updates of these states take."""
+        for split, found in self.others.sent(self.tries.deadline - self.tries.clock.now()):
+            states = self.splits.states(split)
+            self.tries.tried[split, True] = self.around.with_activations_of(states, found) if states else None
+        best, sent = self.tries.best(), self.tries.best((True,))
+        if best is not None and sent is not None and sent[1].seconds <= OUT_OF_SIGHT * best[1].seconds:
+            self._exchange_from(*sent)
 
     def _looked_at(self, seeds: Sequence[Split]) -> list[Split]:
         """What a quick look at these and at what is near the best of them finds, the best first."""
         until = self.tries.began + LOOKS_SHARE * (self.tries.deadline - self.tries.began)
         looks = self.looks
+        looks.at_all(seeds, self.others)
         for seed in seeds:
             if self.tries.clock.now() < until or not looks.seconds:
                 self._look(seed)
@@ -311,6 +313,7 @@ class _Search:
         best = looks.best()[0]
         left = self._near(best)
         while left and self.tries.clock.now() < until:
+            looks.at_all(left, self.others)
             split = self._look(left.pop(0))
             if split is not None and looks.seconds[split] < looks.seconds[best]:
                 best, left = split, self._near(split)
@@ -343,13 +346,13 @@ class _Search:
         states = self.splits.states(Split(len(self.units), 0, self.balance))
         return max(least, default=0) + (self.takes(states)[0] if states else 0)
 
-    def where_they_are(self, states: Mapping[str, Placement]) -> Chosen:
+    def where_they_are(self, states: Mapping[str, Placement], images: int) -> Chosen:
         """Activations around state that stays where it is."""
         host = self.takes(states)[1]
         if host > self.around.host_bytes:
             self.around.lacks["dram"] = host
             self.around.refuse()
-        found = [chosen for tiers in ((), self.tiers) if (chosen := self.around.planned(states, tiers, IMAGES)) is not None]
+        found = [chosen for tiers in ((), self.tiers) if (chosen := self.around.planned(states, tiers, images)) is not None]
         if not found:
             self.around.refuse()
         return min(found, key=lambda chosen: chosen.seconds)
@@ -357,6 +360,9 @@ class _Search:
     def _divide_the_link(self) -> None:
         """The best so far with activations that count on less of the link: what is left of it on the whole may not be free when they want it."""
         split, best = self.tries.found()
+        sent = self.tries.best((True,))
+        if self.others and sent is not None and sent[1].seconds > OUT_OF_SIGHT * best.seconds:
+            return
         states = best.program.states
         tiers = above_disk(states, self.tiers)
         for part in OTHER_PARTS if states and tiers else ():
@@ -385,18 +391,11 @@ class _Search:
             split = self.tries.best_split()
             self.tries.at(split)
             sends = self.tries.sends(split)
-            for change in (-step, step):
-                state = min(max(split.state + change, 0), count)
-                parameters = min(max(split.parameters + change, 0), split.state)
-                streamed = min(max(split.streamed + change / count, 0.0), 1.0)
-                for near in (
-                    replace(split, state=state, parameters=min(split.parameters, state)),
-                    replace(split, parameters=parameters),
-                    replace(split, streamed=streamed),
-                    *(replace(split, held=held) for held in HALVES if self.may_hold),
-                ):
-                    if self.tries.at(near, (sends,)) is None and not sends:  # too large without
-                        self.tries.at(near, (True,))
+            near = [one for change in (-step, step) for one in self._changed(split, change)]
+            self.tries.at_all([(one, sends) for one in near], self.others)
+            for one in near:
+                if self.tries.at(one, (sends,)) is None and not sends:  # too large without
+                    self.tries.at(one, (True,))
             if self.tries.is_over():
                 return
             if self.tries.best_split() == split:
@@ -404,7 +403,21 @@ class _Search:
                     return
                 step = (step + 1) // 2 if step > 2 else 1
 
+    def _changed(self, split: Split, change: int) -> list[Split]:
+        """Each number by so many units."""
+        count = len(self.units)
+        state = min(max(split.state + change, 0), count)
+        return [
+            replace(split, state=state, parameters=min(split.parameters, state)),
+            replace(split, parameters=min(max(split.parameters + change, 0), split.state)),
+            replace(split, streamed=min(max(split.streamed + change / count, 0.0), 1.0)),
+            *(replace(split, held=held) for held in HALVES if self.may_hold),
+        ]
+
     def _exchange(self) -> None:
         """What is near the best so far with its activations, and the best of that with its own."""
-        split, best = self.descent.settled(*self.tries.found())
+        self._exchange_from(*self.tries.found())
+
+    def _exchange_from(self, split: Split, best: Chosen) -> None:
+        split, best = self.descent.settled(split, best)
         self.tries.at(split, (best.program.sends,))

@@ -6,7 +6,7 @@ A split that does not fit is looked at with more parameters elsewhere, as few as
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -14,6 +14,7 @@ from itertools import pairwise
 from ..ir import ON_DEVICE, Menu, Placement, peak_bytes
 from ..simulate import simulate
 from .choose import hull, recompute_everything
+from .helpers import Helpers
 from .image import Image, image, with_lasting
 from .splits import Split, Splits
 from .states import StateUnit, Takes
@@ -49,6 +50,15 @@ class Looks:
         if split not in self._fitting:
             self._fitting[split] = self._fitted(split)
         return self._fitting[split]
+
+    def at_all(self, splits: Iterable[Split], others: Helpers) -> None:
+        """Several at a time, where there is somebody else to look at them."""
+        asked = [split for split in splits if split not in self._fitting and self.splits.states(split)]
+        found = others.glance((split, self.takes(self.splits.states(split) or {})) for split in asked) if others else None
+        for split, answer in zip(asked, found or (), strict=False):
+            self._fitting[split] = None if answer is None else answer[0]
+            if answer is not None:
+                self.seconds.setdefault(*answer)
 
     def best(self) -> list[Split]:
         """The fastest first."""

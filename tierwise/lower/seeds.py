@@ -7,6 +7,7 @@ plan, and takes a hundredth of the time; so all numbers near its shares are put 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..ir import Menu
@@ -29,10 +30,13 @@ class Seeds:
     update: str
     held: float  # share of streamed updates whose gradients wait on the device
 
-    def within(self, room: int) -> dict[Split, bool]:
-        """In so much memory for state and activations, the most promising first, and whether activations are sent in it."""
+    def within(self, room: int, is_over: Callable[[], bool] = lambda: False) -> dict[Split, bool]:
+        """In so much memory for state and activations, the most promising first, and whether activations are sent in it. If time is over, what
+        there is by then."""
         found: dict[Split, bool] = {}
         for less, wanted in LESS.items():
+            if found and is_over():
+                break
             menu = with_budget(self.menu, max(1, int(room * (1 - less))))
             near = [(best.seconds, number, split, best) for number, (split, best) in enumerate(self._near(menu))]
             for *_, split, best in sorted(near, key=lambda one: one[:2])[:wanted]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from ..ir import ON_DEVICE, Menu, Placement
 from .states import StateUnit
@@ -95,8 +96,7 @@ class Splits:
         for place in leaving:
             unit = self.units[place]
             room["host"] += kept.get(place, 0)
-            # Of an update without state, as plain SGD's, nothing leaves unless its parameters do.
-            options = [option for option in self.menu.homes[unit.path] if unit.state_bytes or option.parameters != "device" or option == ON_DEVICE]
+            options = _options(tuple(self.menu.homes[unit.path]), unit.state_bytes > 0)
             updates = ("streamed", "cpu") if streams[place] else ("cpu", "streamed")
             waits = ("device", "host") if place in held else ("host", "device")
             chosen = self._fitting(options, updates, ("host", "nvme") if place in away else ("device",), waits, unit, room)
@@ -140,26 +140,15 @@ class Splits:
 
     def _fitting(
         self,
-        options: Sequence[Placement],
-        updates: Sequence[str],
-        parameters: Sequence[str],
-        waits: Sequence[str],
+        options: tuple[Placement, ...],
+        updates: tuple[str, ...],
+        parameters: tuple[str, ...],
+        waits: tuple[str, ...],
         unit: StateUnit,
         room: dict[str, int],
     ) -> Placement | None:
-        """The first that has room: as wanted, with the state in host memory before the disk, then anything that is away, then the device."""
-        order = [
-            option
-            for home in dict.fromkeys((*parameters, "device"))
-            for update in updates
-            for state in ("host", "nvme")
-            for gradients in waits
-            for option in options
-            if (option.update, option.state, option.parameters, option.gradients) == (update, state, home, gradients)
-        ]
-        order += [option for option in options if option not in order and option.parameters in parameters]
-        order += [option for option in options if option == ON_DEVICE]
-        for option in order:
+        """The first that has room."""
+        for option in _in_order(options, updates, parameters, waits):
             taken = {"host": 0, "nvme": 0}
             if option.update != "device":
                 taken[option.state] += unit.state_bytes
@@ -172,3 +161,26 @@ class Splits:
                     room[tier] -= nbytes
                 return option
         return None
+
+
+@cache  # a search asks for few of these, again and again
+def _options(homes: tuple[Placement, ...], has_state: bool) -> tuple[Placement, ...]:
+    """Of an update without state, as plain SGD's, nothing leaves unless its parameters do."""
+    return tuple(option for option in homes if has_state or option.parameters != "device" or option == ON_DEVICE)
+
+
+@cache
+def _in_order(options: tuple[Placement, ...], updates: tuple[str, ...], parameters: tuple[str, ...], waits: tuple[str, ...]) -> tuple[Placement, ...]:
+    """As wanted, with the state in host memory before the disk, then anything that is away, then the device."""
+    order = [
+        option
+        for home in dict.fromkeys((*parameters, "device"))
+        for update in updates
+        for state in ("host", "nvme")
+        for gradients in waits
+        for option in options
+        if (option.update, option.state, option.parameters, option.gradients) == (update, state, home, gradients)
+    ]
+    order += [option for option in options if option not in order and option.parameters in parameters]
+    order += [option for option in options if option == ON_DEVICE]
+    return tuple(order)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ..ir import MASTER, PASSING, PASSING_HOST, Costs, Graph, Link, Menu, Op, Phase, Placement, Problem, Processor, Role, Schedule, Storage, Tier
 from ..ir.placement import owner
+from ..ir.schedule import Compute, Free, Step
 from ..policies._lasting import Away, placed
 from .coarse import renumber
 
@@ -92,6 +93,8 @@ def with_states(problem: Problem, schedule: Schedule, states: Mapping[str, Place
             frozen |= {storage: TIER_OF[place.parameters] for storage in unit.parameters if not problem.graph.writers[storage]}
     if not places and not frozen:
         return problem, schedule
+    if update == "backward":
+        schedule = _updated_in_backward(problem.graph, schedule, places)
     problem = replace(problem, graph=_with_made_anew(problem.graph, [op for op, place in places.items() if place.processor == BESIDE]))
     alone, problem = problem, shared(problem, *_busy_seconds(problem, places), update=update)
     if any(place.processor == BESIDE for place in places.values()):
@@ -104,6 +107,44 @@ def with_states(problem: Problem, schedule: Schedule, states: Mapping[str, Place
     else:
         problem = _with_slower_compute(problem, [op for op, place in places.items() if place.processor == BESIDE])
     return problem, placed(problem, schedule, places, update=update, ahead=ahead, parameters=frozen)
+
+
+def _updated_in_backward(graph: Graph, schedule: Schedule, elsewhere: Collection[int]) -> Schedule:
+    """With updates on the device of what one region alone has where its gradients are there, and these gone after it."""
+    modules = {call.module for call in graph.calls}
+    moved = {op.id for op in graph.ops if op.phase is Phase.UPDATE and op.id not in elsewhere and _is_of_one_region(graph, op, modules)}
+    made: dict[int, int] = {}  # the place of the last op that stays to touch a storage
+    for place, step in enumerate(schedule.steps):
+        if isinstance(step, Compute) and step.op not in moved:
+            made |= dict.fromkeys(_touched(graph.ops[step.op]), place)
+    after: dict[int, list[Step]] = {}
+    others: list[Step | None] = list(schedule.steps)
+    behind: set[int] = set()  # what the update before this step was the last to touch
+    for place, step in enumerate(schedule.steps):
+        if isinstance(step, Compute):
+            behind = _touched(graph.ops[step.op]) if step.op in moved else set()
+            last = max((made.get(storage, -1) for storage in behind), default=-1)
+        if isinstance(step, (Compute, Free)) and behind and (isinstance(step, Compute) or step.storage in behind):
+            after.setdefault(last, []).append(step)
+            others[place] = None
+    steps = list(after.get(-1, ()))
+    for place, step_or_none in enumerate(others):
+        steps += ([] if step_or_none is None else [step_or_none]) + after.get(place, [])
+    return replace(schedule, steps=tuple(steps))
+
+
+def _is_of_one_region(graph: Graph, op: Op, modules: Collection[str]) -> bool:
+    """Whether an update is of parameters that run in one region, or in none and are named after it; and comes after no other update."""
+    names = {region for s in op.mutates if graph.storages[s].role is Role.PARAM and (region := owner(graph.storages[s].name, modules))}
+    uses = {graph.ops[use].region for s in op.mutates for use in graph.uses[s] if graph.ops[use].phase is not Phase.UPDATE}
+    runs_in = {graph.calls[call].module if call >= 0 else None for call in uses}
+    alone = all(writer == op.id or graph.ops[writer].phase is not Phase.UPDATE for s in _touched(op) for writer in graph.writers[s])
+    kept = any(graph.storages[s].role is Role.GRAD and graph.storages[s].lasting for s in _touched(op))
+    return len(names) == 1 and runs_in in ({None}, names) and alone and not kept
+
+
+def _touched(op: Op) -> set[int]:
+    return {*op.reads, *op.writes, *op.mutates}
 
 
 def _with_made_anew(graph: Graph, streamed: Collection[int]) -> Graph:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ..ir import Menu, Placement
+from ..ir import CallPlan, Menu, Placement
 from .around import Around
 from .choose import Chosen, keep_everything
 from .clock import Clock
+from .helpers import Helpers, Taken
 from .splits import Split, Splits
 from .states import StateUnit, Takes
 
@@ -32,6 +33,7 @@ class Tries:
         self.clock, self.began, self.deadline = clock, clock.now(), deadline
         self.tried: dict[tuple[Split, bool], Chosen | None] = {}
         self.borrowed: dict[Split, Chosen] = {}  # with activations that were planned for another split
+        self._too_large_with: dict[Split, list[Mapping[int, CallPlan]]] = {}  # activations
         self._by_states: dict[tuple[frozenset[tuple[str, Placement]], bool], Chosen | None] = {}  # and whether activations are sent
         self._on_busy_disk: dict[frozenset[tuple[str, Placement]], Chosen | None] = {}  # with activations sent there, where nothing else was found
         self._too_large: list[Split] = []  # which leave the device too little room if all activations stay there
@@ -59,6 +61,19 @@ class Tries:
         found = [chosen for sends in BOTH if (chosen := self.tried.get((split, sends))) is not None]
         return min(found, key=lambda chosen: chosen.seconds) if found else None
 
+    def at_all(self, wanted: Sequence[tuple[Split, bool]], others: Helpers) -> None:
+        """Several at a time, each with activations that are sent or without, where there is somebody else to plan them."""
+        asked: list[tuple[Split, bool, Taken]] = []
+        for split, sends in dict.fromkeys(wanted) if others and not self.is_over() else ():
+            states = self.splits.states(split) if (split, sends) not in self.tried else None
+            if states and (taken := self.takes(states))[1] <= self.around.host_bytes:
+                asked.append((split, sends, taken))
+        for (split, sends, _), chosen in zip(asked, others.plan(asked) or (), strict=False):
+            is_known = "nvme" not in self.tiers if chosen is None else chosen.program.states == self.splits.states(split)
+            if is_known:  # otherwise host memory was short, and updates take something else
+                self.tried[split, sends] = chosen
+                self.clock.tick()
+
     def may_fit(self, split: Split) -> bool:
         """Whether there is a plan for it, be it a good one or not; or there might be with more host memory."""
         return any(self._planned(split, tiers) is not None for tiers in ((), self.tiers)) or bool(self.around.lacks)
@@ -74,6 +89,19 @@ class Tries:
             self.borrowed[split] = found
         return found
 
+    def knows(self, split: Split, other: Chosen) -> bool:
+        """Whether it was looked at with what was planned for another one's activations."""
+        known = self.borrowed.get(split)
+        return other.program.calls in ([known.program.calls] if known is not None else self._too_large_with.get(split, []))
+
+    def looked_at(self, split: Split, other: Chosen, found: Chosen | None) -> None:
+        """With that; None: there is no room for it."""
+        self.clock.tick()
+        if found is not None:
+            self.borrowed[split] = found
+        else:
+            self._too_large_with.setdefault(split, []).append(other.program.calls)
+
     def best_split(self) -> Split:
         return self.found()[0]
 
@@ -87,8 +115,10 @@ class Tries:
         stays, sent = (self.tried.get((split, sends)) for sends in BOTH)
         return sent is not None and (stays is None or sent.seconds < CLEARLY * stays.seconds)
 
-    def best(self) -> tuple[Split, Chosen] | None:
-        found = [(chosen.seconds, number, split, chosen) for number, (split, chosen) in enumerate(self._known())]
+    def best(self, ways: Sequence[bool] = BOTH) -> tuple[Split, Chosen] | None:
+        """Of all, or of those with or without activations that are sent."""
+        known = [(split, chosen) for split, chosen in self._known() if ways == BOTH or chosen.program.sends in ways]
+        found = [(chosen.seconds, number, split, chosen) for number, (split, chosen) in enumerate(known)]
         return min(found)[2:] if found else None
 
     def near(self, best: Chosen) -> list[Chosen]:

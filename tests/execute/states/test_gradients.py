@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from execute.states.training import adamw, everywhere, loss_of, net, placed, plain_loop, reference
+from execute.states.training import REGIONS, adamw, everywhere, loss_of, net, placed, plain_loop, reference
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from tierwise.errors import BadInput, CopyFault
@@ -266,6 +266,29 @@ def test_an_update_during_backward_uses_its_gradient_up():
             loss_of(model, 1).backward()  # accumulation
         optimizer.zero_grad()
         assert plain_loop(model, optimizer, 1) > 0
+
+
+@pytest.mark.parametrize("masters", ["fp32", None])
+def test_what_stays_on_the_device_is_updated_region_by_region_during_backward(masters):
+    """As soon as backward has come to the block before it, its gradient is gone; what no region has waits until all of that is there. The bits are
+    those of the untouched loop, with torch's own update, too."""
+    model = net(torch.bfloat16 if masters else torch.float32)
+    optimizer = adamw(model)
+    spent: dict[str, list[str]] = {}
+
+    def look(module: torch.nn.Module, gradients: object) -> None:
+        found = [name for name, p in model.named_parameters() if isinstance(p.grad, Gradient) and p.grad.held.spent]
+        spent.setdefault(module.name, found)
+
+    for number, layer in enumerate(model.layers):
+        layer.name = f"layers.{number}"
+        layer.register_full_backward_pre_hook(look)
+    with placed(model, optimizer, {"layers.2": AWAY["layers.2"]}, masters=masters, update="backward", regions=REGIONS[1:-1]):
+        losses = [plain_loop(model, optimizer, step) for step in range(5)]
+        parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
+    assert [name for name in spent["layers.0"] if not name.startswith("layers.2")] == [n for n in parameters if n.startswith("layers.1")]
+    expected = reference(5, masters=masters, dtype=torch.bfloat16 if masters else torch.float32)
+    assert losses == expected.losses and all(torch.equal(parameters[name], value) for name, value in expected.parameters.items())
 
 
 def test_a_gradient_kept_by_the_user_is_not_another_one_later():

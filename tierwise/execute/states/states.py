@@ -100,10 +100,11 @@ class States:
         self.gradient_blocks = max(1, gradient_blocks) if gradient_blocks is not None and update == "backward" else None
         self.steps = 0
         self._leaving_bytes = leaving_bytes
-        sizes = {"stream_chunk_elements": stream_chunk_elements, "cpu_chunk_elements": cpu_chunk_elements}
-        self.stored = [
-            stored_of(unit, optimizer, masters) for unit in units_of(known or Known.of(model, optimizer), placements, regions=regions, **sizes)
-        ]
+        units = units_of(
+            known or Known.of(model, optimizer), placements, regions=regions, apart=update == "backward",
+            stream_chunk_elements=stream_chunk_elements, cpu_chunk_elements=cpu_chunk_elements,
+        )  # fmt: skip
+        self.stored = [stored_of(unit, optimizer, masters) for unit in units]
         self._threads, self._cpus, self._compiled = threads, cpus, compiled
         self._source = source or {}
         self._home_of = {slot.parameter: (home, slot) for home in self.stored for slot in home.unit.slots}

@@ -114,23 +114,25 @@ def units_of(
     placements: Mapping[str, Placement],
     *,
     regions: Collection[str] = (),
+    apart: bool = False,
     stream_chunk_elements: int = STREAM_CHUNK_ELEMENTS,
     cpu_chunk_elements: int = CPU_CHUNK_ELEMENTS,
 ) -> list[Unit]:
     """The model's parameters by path; those of no path are "", the model itself. A path within one of the `regions` is needed when that runs, others
-    when their modules do."""
+    when their modules do. `apart`: those of no path are a unit for each region, whose gradients need not wait for each other's."""
     for path in placements:
         if path not in known.modules:
             raise UnknownName("submodule", path, known.modules)
-    found: dict[tuple[tuple[str, ...], Placement, torch.dtype, bool], Unit] = {}
+    found: dict[tuple[tuple[str, ...], Placement, torch.dtype, bool, str | None], Unit] = {}
     announced = {path: region_of(path, regions) for path in ("", *placements)}
     for parameter, known_as in known.names.items():
         paths = tuple(dict.fromkeys(owner(name, placements) or "" for name in known_as))
         trained = parameter in known.groups
         needed, placement = tuple(dict.fromkeys(announced[path] for path in paths)), _placement(paths, placements, trained)
-        key = (needed, placement, parameter.dtype, trained)
+        own = owner(known_as[0], regions) if apart and paths == ("",) and trained and len(known_as) == 1 else None
+        key = (needed, placement, parameter.dtype, trained, own)
         if key not in found:
-            label = "+".join(region or "(model)" for region in needed) + ("" if trained else " (frozen)")
+            label = own or "+".join(region or "(model)" for region in needed) + ("" if trained else " (frozen)")
             found[key] = Unit(f"{label} {str(parameter.dtype).removeprefix('torch.')}", needed, placement, parameter.dtype, trained)
         found[key].slots.append(_slot(parameter, known_as[0], known.groups.get(parameter, -1)))
     for unit in found.values():
