@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from quick_plans import quick_plans as quick_plans
 
 from tierwise import demonstration
 from tierwise.cli.demo import sparkline

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from quick_plans import quick_plans as quick_plans
 
 
 @pytest.fixture(autouse=True)

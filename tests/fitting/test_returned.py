@@ -17,8 +17,8 @@ BUDGET = 800_000
 class Talkative(Tower):
     """Returns what it predicts, too: 128 KiB that only the loop may need once the loss is there."""
 
-    def __init__(self) -> None:
-        super().__init__(blocks=4)
+    def __init__(self, blocks: int = 4) -> None:
+        super().__init__(blocks=blocks)
         self.leave = torch.nn.Linear(16, WIDE)
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -67,14 +67,16 @@ def test_a_plan_counts_what_the_loop_holds(looked_after, hold, monkeypatch):
 
 
 def test_a_budget_that_only_holds_without_it_is_not_refused(looked_after):
+    """Two blocks: that nothing can be done is found out after everything was tried, and the more there are the longer that takes."""
     torch.manual_seed(0)
-    model = Talkative().train()
+    model = Talkative(blocks=2).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with fitting(model, optimizer=optimizer, budget=690_000):
+    with fitting(model, optimizer=optimizer, budget=620_000):
         _train(model, optimizer, hold=False)
         assert not plan_of(model).holds_output
-        with pytest.raises(InfeasibleBudget):
+        with pytest.raises(InfeasibleBudget) as refused:
             _train(model, optimizer, hold=True)
+    assert refused.value.least_bytes > 620_000
 
 
 def test_a_saved_plan_says_what_its_loop_holds(looked_after, tmp_path, monkeypatch):

@@ -31,17 +31,20 @@ KIB = 1 << 10
 
 
 class Wide(Tower):
-    """A tower whose parameters outweigh its activations: 33 thousand in each block, 600 KiB in all, and twice that of moments."""
+    """A tower whose parameters outweigh its activations: 33 thousand in each block, of four 600 KiB in all, and twice that of moments."""
 
-    def __init__(self) -> None:
-        super().__init__(blocks=4)
+    def __init__(self, blocks: int = 4) -> None:
+        super().__init__(blocks=blocks)
         self.enter, self.leave = nn.Linear(8, 64), nn.Linear(64, 4)
-        self.blocks = nn.ModuleList(type(self.blocks[0])(width=64) for _ in range(4))
+        self.blocks = nn.ModuleList(type(self.blocks[0])(width=64) for _ in range(blocks))
 
 
-def model_and_optimizer(kind=torch.optim.AdamW):
+FEW = 2  # blocks, where it does not matter how many: a plan for them takes half as long
+
+
+def model_and_optimizer(kind=torch.optim.AdamW, blocks: int = 4):
     torch.manual_seed(0)
-    model = Wide().train()
+    model = Wide(blocks).train()
     return model, kind(model.parameters(), lr=0.01)
 
 
@@ -66,8 +69,8 @@ def train(model, optimizer, *, steps=4, clip=False, accumulate=1, scheduler=None
     return losses
 
 
-def untouched(**options):
-    model, optimizer = model_and_optimizer()
+def untouched(blocks: int = 4, **options):
+    model, optimizer = model_and_optimizer(blocks=blocks)
     losses = train(model, optimizer, **options)
     return losses, model.state_dict(), optimizer.state_dict()
 
@@ -118,7 +121,7 @@ def test_parameters_leave_when_their_moments_are_not_enough():
     with fitting(model, optimizer=optimizer, budget=760 * KIB):
         train(model, optimizer, steps=1)
         assert any(parameters == "host" for *_, parameters in homes(model))
-        words = plan_of(model).summary()
+        words = "\n".join([*plan_of(model).words(), *plan_of(model).reasons()])
         assert "optimizer state of a module lives in host memory" in words and " before it runs" in words
 
 
@@ -130,11 +133,11 @@ def test_clipping_accumulation_schedulers_and_evaluation_in_between():
             seen.append(model(**batch(99)).item())
         return [*seen, *train(model, optimizer, steps=2, clip=True, accumulate=2, scheduler=scheduler)]
 
-    expected = loop(*model_and_optimizer())
-    model, optimizer = model_and_optimizer()
-    with fitting(model, optimizer=optimizer, budget=760 * KIB):
+    expected = loop(*model_and_optimizer(blocks=FEW))
+    model, optimizer = model_and_optimizer(blocks=FEW)
+    with fitting(model, optimizer=optimizer, budget=700 * KIB):
         assert loop(model, optimizer) == expected
-        assert plan_of(model).program.states
+        assert any(parameters == "host" for *_, parameters in homes(model))
 
 
 def test_another_batch_runs_around_the_state_as_it_is_and_a_large_one_makes_it_move():
@@ -171,7 +174,7 @@ def test_masters_are_kept_wherever_the_state_is():
     """bf16 parameters with fp32 masters: one formula, so placements do not change a bit."""
 
     def run(budget):
-        model, optimizer = model_and_optimizer()
+        model, optimizer = model_and_optimizer(blocks=FEW)
         model.bfloat16()
         seen = []
         with fitting(model, optimizer=optimizer, budget=budget, masters="fp32"):
@@ -182,25 +185,26 @@ def test_masters_are_kept_wherever_the_state_is():
                 optimizer.zero_grad()
                 seen.append(loss.item())
             state = copy.deepcopy(optimizer.state_dict())
-            moved = bool(plan_of(model).program.states)
-        return seen, dict(model.state_dict()), state["state"], moved
+            updates = {place.update for place in plan_of(model).program.states.values()}
+        return seen, dict(model.state_dict()), state["state"], updates
 
-    (*expected, kept), (*found, moved) = run(8 << 20), run(900 * KIB)
-    assert not kept and moved
+    (*expected, kept), (*found, moved) = run(8 << 20), run(700 * KIB)
+    assert not kept and "cpu" in moved
     assert equal(found, expected)
     assert found[2][0]["master"].dtype == torch.float32
 
 
 def test_a_saved_training_goes_on_in_another_budget():
-    expected = untouched(steps=4)
-    model, optimizer = model_and_optimizer()
-    with fitting(model, optimizer=optimizer, budget=760 * KIB):
+    expected = untouched(steps=4, blocks=FEW)
+    model, optimizer = model_and_optimizer(blocks=FEW)
+    with fitting(model, optimizer=optimizer, budget=700 * KIB):
         train(model, optimizer, steps=2)
+        places = homes(model)
         saved = copy.deepcopy((dict(model.state_dict()), optimizer.state_dict()))
-    model, optimizer = model_and_optimizer()
+    model, optimizer = model_and_optimizer(blocks=FEW)
     model.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
-    with fitting(model, optimizer=optimizer, budget=1400 * KIB):
+    with fitting(model, optimizer=optimizer, budget=800 * KIB):
         losses = []
         for number in (2, 3):
             loss = model(**batch(10 * number))
@@ -209,6 +213,7 @@ def test_a_saved_training_goes_on_in_another_budget():
             optimizer.zero_grad()
             losses.append(loss.item())
         assert losses == expected[0][2:]
+        assert homes(model) and homes(model) != places  # they live elsewhere
         assert equal(dict(model.state_dict()), dict(expected[1]))
 
 
@@ -229,16 +234,16 @@ def test_a_model_without_values_is_read_from_a_checkpoint_module_by_module(tmp_p
 
 
 def test_what_cannot_be_done_is_said():
-    model, optimizer = model_and_optimizer()
+    model, optimizer = model_and_optimizer(blocks=FEW)
     with fitting(model, optimizer=optimizer, budget=100 * KIB), pytest.raises(InfeasibleBudget, match="is too small for this step"):
         train(model, optimizer, steps=1)
-    with fitting(model, optimizer=optimizer, budget=900 * KIB, host="64KiB"), pytest.raises((InfeasibleBudget, OutOfHostMemory), match="host"):
+    with fitting(model, optimizer=optimizer, budget=700 * KIB, host="64KiB"), pytest.raises((InfeasibleBudget, OutOfHostMemory), match="host"):
         train(model, optimizer, steps=1)
-    with fitting(model, optimizer=optimizer, budget=900 * KIB, verify=True), pytest.raises(BadInput, match="verify=True runs the step twice"):
+    with fitting(model, optimizer=optimizer, budget=800 * KIB, verify=True), pytest.raises(BadInput, match="verify=True runs the step twice"):
         train(model, optimizer, steps=1)
     with pytest.raises(UnknownName), fitting(model, optimizer=optimizer, budget=900 * KIB, update="before"):
         pass
-    assert train(model, optimizer) == untouched()[0]  # after all of it the model is as it was
+    assert train(model, optimizer) == untouched(blocks=FEW)[0]  # after all of it the model is as it was
 
 
 @pytest.mark.parametrize(

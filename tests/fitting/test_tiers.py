@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -126,25 +127,32 @@ sys.path[:0] = [{tests!r}]
 from fitting.training import batch, forced, tower
 import pytest
 from tierwise.fitting import fit
-patch = pytest.MonkeyPatch()
-model = tower()
-with forced(patch, "keep", send=True, tier="nvme"):
-    fit(model, budget="64MiB", nvme={directory!r} + ":8MiB", host="256KiB", compile=False, progress=lambda _: None)
-    loss = model(**batch(0))
+
+def begin():
+    global model, loss  # they last as long as the process
+    model = tower()
+    with forced(pytest.MonkeyPatch(), "keep", send=True, tier="nvme"):
+        fit(model, budget="64MiB", nvme={directory!r} + ":8MiB", host="256KiB", compile=False, progress=lambda _: None)
+        loss = model(**batch(0))
+    print(sorted(os.listdir({directory!r})), flush=True)
+
+crashes = os.fork()  # a process of its own, without waiting for another import of torch
+if not crashes:
+    begin()
+    os.kill(os.getpid(), 9)
+assert os.waitpid(crashes, 0)[1] == 9
 print(sorted(os.listdir({directory!r})), flush=True)
-{end}
+begin()
+raise SystemExit(3)
 """
 
 
-def run(directory: Path, end: str) -> list[str]:
-    """A training process that ends in some way, and what it left in the directory."""
-    code = SCRIPT.format(tests=str(Path(__file__).parent.parent), directory=str(directory), end=end)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "scratch" in done.stdout, done.stderr
-    return sorted(path.name for path in directory.iterdir())
-
-
 def test_the_file_is_removed_when_the_interpreter_exits_and_after_a_crash_by_the_next_run(tmp_path):
-    left = run(tmp_path, "os.kill(os.getpid(), 9)")
-    assert len(left) == 1 and left[0].endswith(".scratch")
-    assert run(tmp_path, "raise SystemExit(3)") == []  # its own, and the one that was left
+    code = SCRIPT.format(tests=str(Path(__file__).parent.parent), directory=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 3, done.stderr
+    in_use, left, next_run = map(ast.literal_eval, done.stdout.splitlines())
+    assert len(in_use) == 1 and in_use[0].endswith(".scratch")
+    assert left == in_use
+    assert len(next_run) == 1 and next_run != left  # its own; the one that was left is gone
+    assert not list(tmp_path.iterdir())  # and after its end so is its own

@@ -112,7 +112,7 @@ def equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-PLAN_SECONDS = 0.5  # these models are small: what is found later is no better
+PLAN_SECONDS = 0.1  # a plan has to be legal here; how good it gets with more time is tested where plans are made
 
 
 @contextmanager

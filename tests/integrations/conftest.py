@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from one_thread import one_thread as one_thread
+from quick_plans import quick_plans as quick_plans
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks as optimizer_hooks
@@ -17,6 +18,17 @@ from torch.optim.optimizer import _global_optimizer_post_hooks as optimizer_hook
 from tierwise.cli import main
 
 BEGINNING = "import torch\nimport one_arithmetic\nfrom fitting.training import Block, batch, tower\n"
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_of_accelerate():
+    """What accelerate remembers for the process, such as the precision of the last Accelerator, is not the next test's."""
+    yield
+    if "accelerate" in sys.modules:
+        from accelerate.state import AcceleratorState, GradientState
+
+        AcceleratorState._reset_state(True)
+        GradientState._reset_state()
 
 
 @pytest.fixture

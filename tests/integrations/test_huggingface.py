@@ -33,7 +33,7 @@ def plans(trainer) -> list[str]:
 
     class Look(type(trainer.callback_handler.callbacks[0])):
         def on_step_end(self, args, state, control, *, model, **kwargs):
-            seen.append(tierwise.plan_of(model).summary())
+            seen.append("\n".join(tierwise.plan_of(model).words()))
 
     trainer.add_callback(Look())
     return seen

@@ -31,7 +31,7 @@ from .seeds import Seeds
 from .senders import Senders
 from .splits import Split, Splits
 from .states import StateUnit, Takes, state_units
-from .tries import Tries, above_disk
+from .tries import BOTH, Tries, above_disk
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 HALVES = (0.0, 0.5, 1.0)
@@ -224,7 +224,7 @@ class _Search:
             self.around.refuse()
         self.tries.until(DESCENT_SHARE, self._descend)
         self._divide_the_link()
-        for split in promising:  # with the time that is left
+        for split in promising if True in self._ways() else ():  # with the time that is left
             self.tries.at(split, (True,))
         for streamed in (0.0, self.balance):
             split = self.tries.best_split()
@@ -279,8 +279,8 @@ class _Search:
     def _send(self) -> None:
         """With activations sent, where the linear programs send some."""
         for split in self._sending_seeds:
-            found, best = self.senders.near(split), self.tries.best()
-            if found is not None and best is not None and found[1].seconds > best[1].seconds * OUT_OF_SIGHT:
+            found = self.senders.near(split)
+            if found is not None and self._is_out_of_sight(found[1]):
                 return
 
     @property
@@ -295,10 +295,18 @@ class _Search:
         """What they have found, with what updates of these states take."""
         for split, found in self.others.sent(self.tries.deadline - self.tries.clock.now()):
             states = self.splits.states(split)
-            self.tries.tried[split, True] = self.around.with_activations_of(states, found) if states else None
-        best, sent = self.tries.best(), self.tries.best((True,))
-        if best is not None and sent is not None and sent[1].seconds <= OUT_OF_SIGHT * best[1].seconds:
+            self.tries.tried[split, True] = found if self._is_out_of_sight(found) else self.around.with_activations_of(states or {}, found)
+        if (sent := self.tries.best((True,))) is not None and not self._is_out_of_sight(sent[1]):
             self._exchange_from(*sent)
+
+    def _is_out_of_sight(self, chosen: Chosen) -> bool:
+        best = self.tries.best()
+        return best is not None and chosen.seconds > OUT_OF_SIGHT * best[1].seconds
+
+    def _ways(self) -> Sequence[bool]:
+        """With and without activations that are sent; without, where others have found that it is far better."""
+        sent = self.tries.best((True,))
+        return (False,) if self.others and sent is not None and self._is_out_of_sight(sent[1]) else BOTH
 
     def _looked_at(self, seeds: Sequence[Split]) -> list[Split]:
         """What a quick look at these and at what is near the best of them finds, the best first."""
@@ -360,11 +368,8 @@ class _Search:
     def _divide_the_link(self) -> None:
         """The best so far with activations that count on less of the link: what is left of it on the whole may not be free when they want it."""
         split, best = self.tries.found()
-        sent = self.tries.best((True,))
-        if self.others and sent is not None and sent[1].seconds > OUT_OF_SIGHT * best.seconds:
-            return
         states = best.program.states
-        tiers = above_disk(states, self.tiers)
+        tiers = above_disk(states, self.tiers) if True in self._ways() else ()
         for part in OTHER_PARTS if states and tiers else ():
             if self.tries.is_over():
                 break
@@ -389,12 +394,12 @@ class _Search:
         while True:
             self._exchange()
             split = self.tries.best_split()
-            self.tries.at(split)
+            self.tries.at(split, self._ways())
             sends = self.tries.sends(split)
             near = [one for change in (-step, step) for one in self._changed(split, change)]
             self.tries.at_all([(one, sends) for one in near], self.others)
             for one in near:
-                if self.tries.at(one, (sends,)) is None and not sends:  # too large without
+                if self.tries.at(one, (sends,)) is None and not sends and True in self._ways():  # too large without
                     self.tries.at(one, (True,))
             if self.tries.is_over():
                 return

@@ -167,6 +167,7 @@ def placed(
     store = NvmeStore(directory, 4 * MIB, pool, block_bytes=4096, requests=2) if directory is not None else None
     free_bytes = pool.free_bytes
     options = {"stream_chunk_elements": CHUNK, "cpu_chunk_elements": 2 * CHUNK, "threads": 2, **options}
+    gc.freeze()  # what is made from now on is searched for garbage; to search all of torch, too, takes longer than most of these tests
     try:
         states = States(model, optimizer, placements, device, **options)
         states.install(pool=pool, store=store, drive=drive)
@@ -180,6 +181,7 @@ def placed(
         assert device.memory().allocated_bytes == sum(gradient.untyped_storage().nbytes() for gradient in given_back)
         assert pool.free_bytes == free_bytes  # nothing else is kept
     finally:
+        gc.unfreeze()
         if store is not None:
             store.close()
         device.close()
