@@ -28,7 +28,8 @@ def test_it_trains_inside_the_budget_and_writes_the_page(tierwise, tmp_path, mon
     assert run.losses[2] < run.losses[0]
     assert run.predicted is not None and run.measured is not None and run.measured.measured
     (comparison,) = run.comparisons
-    assert [row.policy for row in comparison.rows] == ["keep_all", "vdnn", "unsloth"]
+    first, *others = (row.policy for row in comparison.rows)
+    assert first == "keep_all" and sorted(others) == ["unsloth", "vdnn"]  # which of them is faster, this machine says
     assert run.reserved_bytes <= run.problem.budget_bytes == comparison.budget_bytes < comparison.keep_all_bytes
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html") and "http://" not in page.replace("http://www.w3.org", "")
