@@ -4,8 +4,8 @@ State leaves from the end of the model on: the next forward needs the first laye
 regions, how many of them without their parameters, how their updates are shared between the cpu and the link, and for how many of those that come to
 the device gradients wait there, are four numbers. A linear program of a few lines (bound.py) says near which of them to begin (seeds.py). Quick looks
 at these and at what is near (looks.py) choose the few that are tried out (tries.py): activations are planned in what is left (around.py), and the
-whole program is judged and simulated. Then what is near the best is (descent.py), and what sends activations (senders.py). Where the host has cores to
-spare, other processes look and plan, many at a time (helpers.py). Two resources decide: a cpu that updates, and a link that carries gradients and
+whole program is judged and simulated. Then what is near the best is (descent.py), and what sends activations (senders.py). Where the host has cores
+to spare, other processes look and plan, many at a time (helpers.py). Two resources decide: a cpu that updates, and a link that carries gradients and
 parameters besides activations.
 """
 
