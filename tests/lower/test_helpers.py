@@ -12,7 +12,7 @@ from tierwise.lower import choose_jointly, jointly
 from tierwise.lower.around import Around
 from tierwise.lower.choose import Chosen, recompute_everything
 from tierwise.lower.clock import Clock
-from tierwise.lower.descent import Descent, exchange_of
+from tierwise.lower.descent import Descent
 from tierwise.lower.detail import Detail
 from tierwise.lower.helpers import Helpers, Lesson, helpers, spare
 from tierwise.lower.looks import Looks
@@ -64,7 +64,7 @@ def test_what_else_they_are_asked():
         assert others.plan((split, sends, TAKEN) for split in splits for sends in (False, True)) == planned
         assert others.seconds((program, TAKEN) for program in programs) == [detail.seconds(program) for program in programs]
         mine = alone()
-        assert others.sent(60.0) == [Senders(mine, Descent(mine, Helpers(0), 1, exchange_of(UNITS)), 1).near(splits[-1])]
+        assert others.sent(60.0) == [Senders(mine, Descent(mine, Helpers(0))).near(splits[-1])]
         assert others.sent(60.0) == []
     assert any(one is None for one in planned) and len(programs) > 2 and any(glances)
 

@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from ..ir import Placement
 from .choose import Chosen
 from .helpers import Helpers, Taken
 from .splits import Change, Split, changes, changes_together
-from .states import StateUnit
 from .tries import Tries
 
 FEW = 32  # units
 
 
-def grain_of(units: Sequence[StateUnit]) -> int:
-    """Units, of many of which one makes no difference."""
-    return max(1, round(len(units) / FEW))
-
-
-def exchange_of(units: Sequence[StateUnit]) -> int:
-    """Units' parameters for one unit's state."""
-    parameter_bytes = sum(unit.parameter_bytes for unit in units)
-    return round(sum(unit.state_bytes for unit in units) / parameter_bytes) if parameter_bytes else 0
-
-
 class Descent:
-    """`grain`: units, of many of which one makes no difference; `exchange`: units' parameters for one unit's state."""
-
-    def __init__(self, tries: Tries, others: Helpers, grain: int, exchange: int) -> None:
-        self._tries, self._others, self._grain, self._exchange = tries, others, grain, exchange
+    def __init__(self, tries: Tries, others: Helpers) -> None:
+        self._tries, self._others = tries, others
+        units = tries.units
+        parameter_bytes = sum(unit.parameter_bytes for unit in units)
+        self.grain = max(1, round(len(units) / FEW))  # units, of many of which one makes no difference
+        self.exchange = round(sum(unit.state_bytes for unit in units) / parameter_bytes) if parameter_bytes else 0  # parameters for one unit's state
 
     def settled(self, split: Split, best: Chosen) -> tuple[Split, Chosen]:
         """By ever smaller changes of each number, and of two that leave the device as full as it is. One unit of many is a hundredth of the cpu's
         time, and where cpu and link have none left a step is longer by what they are out of balance."""
-        step, looked_at = 2 * self._grain, {split}
+        step, looked_at = 2 * self.grain, {split}
         while step and not self._tries.is_over():
             before = split
             if self._others:
                 split, best = self._best_of_all(split, best, step, looked_at)
             else:
-                for change in (*changes(-step, self._exchange), *changes(step, self._exchange)):
+                for change in (*changes(-step, self.exchange), *changes(step, self.exchange)):
                     split, best = self.along(change, split, best, looked_at)
             step = step if split != before else step // 2
         return split, best
@@ -48,7 +38,7 @@ class Descent:
     def _best_of_all(self, split: Split, best: Chosen, step: int, looked_at: set[Split]) -> tuple[Split, Chosen]:
         """Of all changes of that size, one with another, at a time."""
         tries = self._tries
-        around = [split.changed(change, len(tries.units)) for change in changes_together(step, self._exchange)]
+        around = [split.changed(change, len(tries.units)) for change in changes_together(step, self.exchange)]
         near = [one for one in dict.fromkeys(around) if one is not None and one not in looked_at and not tries.knows(one, best)]
         asked: list[Split] = []
 

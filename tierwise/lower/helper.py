@@ -23,7 +23,7 @@ from ..ir import Placement, Program
 from .around import Around
 from .choose import Chosen
 from .clock import Clock
-from .descent import Descent, exchange_of, grain_of
+from .descent import Descent
 from .detail import Detail
 from .helpers import Helpers, Lesson
 from .looks import Looks
@@ -78,8 +78,7 @@ class _Planner:
 
     @cached_property
     def _senders(self) -> Senders:
-        grain = grain_of(self.units)
-        return Senders(self._tries, Descent(self._tries, Helpers(0), grain, exchange_of(self.units)), grain)
+        return Senders(self._tries, Descent(self._tries, Helpers(0)))
 
 
 def serve(told: BinaryIO, answers: BinaryIO) -> None:

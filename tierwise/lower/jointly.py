@@ -22,7 +22,7 @@ from .bound import Bound, least_seconds
 from .choose import FEW_IMAGES, IMAGES, Chosen, choose, keeping_everything
 from .clock import Clock
 from .compact import compact
-from .descent import Descent, exchange_of, grain_of
+from .descent import Descent
 from .detail import Detail, comes_and_goes
 from .facts import Facts
 from .helpers import Helpers, Lesson, helpers, spare
@@ -166,9 +166,8 @@ class _Search:
         self.balance = self._balance()
         self.looks = Looks(menu, units, self.splits, update, takes, ahead)
         self.facts = Facts.of(menu)
-        self.grain, self.exchange = grain_of(units), exchange_of(units)
-        self.descent = Descent(self.tries, others, self.grain, self.exchange)
-        self.senders = Senders(self.tries, self.descent, self.grain)
+        self.descent = Descent(self.tries, others)
+        self.senders = Senders(self.tries, self.descent)
 
     def _balance(self) -> float:
         """The share of updates that go through the device when the cpu and the link are done with theirs at the same time."""
@@ -335,12 +334,12 @@ class _Search:
     def _near(self, split: Split) -> list[Split]:
         """Large changes before small ones."""
         count, found = len(self.units), []
-        for change in (self.grain * times for times in (-2, 2, -1, 1, -4, 4)):
+        for change in (self.descent.grain * times for times in (-2, 2, -1, 1, -4, 4)):
             found += [
                 replace(split, streamed=split.streamed + change / count),
                 replace(split, parameters=split.parameters + change),
                 replace(split, state=split.state + change, parameters=min(split.parameters, max(0, split.state + change))),
-                replace(split, state=split.state - change, parameters=split.parameters + self.exchange * change),
+                replace(split, state=split.state - change, parameters=split.parameters + self.descent.exchange * change),
             ]
             if self.may_hold:
                 found.append(replace(split, held=split.held + change / 8))

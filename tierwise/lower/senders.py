@@ -11,10 +11,8 @@ from .tries import Tries
 
 
 class Senders:
-    """`grain`: units, of many of which one makes no difference."""
-
-    def __init__(self, tries: Tries, descent: Descent, grain: int) -> None:
-        self._tries, self._descent, self._grain = tries, descent, grain
+    def __init__(self, tries: Tries, descent: Descent) -> None:
+        self._tries, self._descent = tries, descent
         self._fits = True  # what was asked for so far
 
     def near(self, split: Split) -> tuple[Split, Chosen] | None:
@@ -25,7 +23,7 @@ class Senders:
         found = self._tries.tried.get((split, True)) or self._tries.borrowed.get(split)
         if found is None:
             return None
-        for step in (2 * self._grain, self._grain):  # what passes through the device has the link, too
+        for step in (2 * self._descent.grain, self._descent.grain):  # what passes through the device has the link, too
             for change in (-step, step):
                 split, found = self._descent.along(Change(streamed=change), split, found, set())
         return split, found
