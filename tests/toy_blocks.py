@@ -116,12 +116,20 @@ def menu_with_moments(length: int, *, hbm: int = 10_000, dram: int = 100_000, cp
     return Menu(problem, {0: (KEEP, CHECKPOINT)}, homes)
 
 
+def with_compute_share(question: Menu, share: float) -> Menu:
+    """Copies between device and host memory take that share of their time from compute."""
+    machine = question.problem.machine
+    links = tuple(replace(link, compute_share=share * ({link.src, link.dst} == {"hbm", "dram"})) for link in machine.links)
+    return replace(question, problem=replace(question.problem, machine=replace(machine, links=links)))
+
+
 def anything_anywhere(rng: Random, update: str) -> tuple[Image, Menu]:
     """A step with some state in some places over some link, and its menu with the memory it takes."""
     question = menu_with_moments(rng.choice((3, 4, 6)), cpu_seconds=rng.choice((0.5, 1.0, 3.0, 6.0)))
     rate = rng.choice((2.0, 5.0, 20.0, 100.0))
     machine = question.problem.machine.with_rates(lambda link, lane, other: rate)
     question = replace(question, problem=replace(question.problem, machine=machine), homes=dict.fromkeys(question.homes, EVERYWHERE))
+    question = with_compute_share(question, rng.choice((0.0, 0.25)))
     states = {path: place for path in question.homes if (place := rng.choice(EVERYWHERE)) != ON_DEVICE}
     calls = rng.choice((keep_everything, recompute_everything))(question)
     made = image(question, replace(calls, states=states, update=update, ahead=rng.choice((1, 2, 3))))

@@ -86,6 +86,22 @@ def test_a_link_as_slow_beside_updates_as_planned_is_as_fast_alone_as_before(mon
     assert after == pytest.approx(2 * blamed)
 
 
+def test_what_others_take_from_calls_is_not_the_calls(plan):
+    """A step that ran as planned, in which calls took longer than alone for the updates and the copies beside them, leaves them as they were."""
+    machine = plan.menu.problem.machine
+    machine = replace(machine, links=tuple(replace(link, compute_share=0.5) for link in machine.links))
+    menu = replace(plan.menu, problem=replace(plan.menu.problem, machine=machine, costs=plan.menu.problem.costs.slowed(1e-6, "cpu")))
+    made = image(menu, replace(plan.program, update="backward"))
+    beside = replace(plan, menu=menu, image=made, program=made.program, predicted=simulate(made.problem, made.schedule))
+    calls = [op for op in made.problem.graph.ops if op.region in made.program.calls and op.phase is Phase.BACKWARD]
+    alone = {op.id: menu.choice(op.region, made.program.calls[op.region].choice).backward_seconds for op in calls}
+    assert all(made.problem.device_seconds[op.id] > 1.1 * alone[op.id] for op in calls)
+    measured = slowed(beside, 1.0, 1.0, 1.0)
+    found = corrected(beside, measured, measured.seconds)
+    for region, choices in menu.choices.items():
+        assert [choice.seconds for choice in found.choices[region]] == pytest.approx([choice.seconds for choice in choices], rel=0.01)
+
+
 def test_it_happens_by_itself_and_stops(monkeypatch, caplog):
     monkeypatch.setattr(fitted, "LEARNS_ON", {"cpu"})
 

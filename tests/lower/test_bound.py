@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from toy_blocks import CPU, IN_HOST, THROUGH, anything_anywhere, menu, menu_with_moments
+from toy_blocks import CPU, IN_HOST, THROUGH, anything_anywhere, menu, menu_with_moments, with_compute_share
 
 from tierwise.ir import Role
 from tierwise.lower import choose_jointly
@@ -118,6 +118,15 @@ def test_what_the_cpu_makes_comes_and_what_lives_elsewhere_comes_again():
     question = with_heavy_state(menu_with_moments(4, hbm=10_000, cpu_seconds=1e-9), 1.0, IN_HOST)
     assert Bound(question, "backward").with_shares(1.0, 0.0, 0.0) == pytest.approx(4 * 5)
     assert Bound(question, "backward").with_shares(1.0, 0.0, 0.75) == pytest.approx(4 * 5 + 3 * 5)
+
+
+def test_copies_take_their_part_of_what_compute_draws():
+    """Thirteen seconds of compute. All that the cpu makes in no time, 20 bytes, comes once, and as many of gradients leave, five bytes a second: a
+    quarter of eight seconds. With parameters elsewhere they come for backward, too."""
+    question = with_compute_share(with_heavy_state(menu_with_moments(4, cpu_seconds=1e-9), 5.0, CPU, IN_HOST), 0.25)
+    assert Bound(question, "backward").with_shares(1.0, 0.0, 0.0) == pytest.approx(13 + 8 / 4)
+    assert Bound(question, "backward").with_shares(1.0, 0.0, 1.0) == pytest.approx(13 + 12 / 4)
+    assert Bound(question, "after").with_shares(1.0, 0.0, 0.0) == pytest.approx(13)
 
 
 def test_room_that_whoever_moves_state_leaves_is_taken_off():

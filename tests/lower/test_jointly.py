@@ -33,16 +33,16 @@ def seconds_of(question, program) -> float:
 def test_activations_may_count_on_less_of_the_link_than_updates_leave_of_it(monkeypatch):
     """Or on more: eight blocks in 220 bytes have a second to gain, of 32."""
     question = menu_with_moments(8, hbm=220, cpu_seconds=1.0)
-    assert choose_jointly(question, update="backward", tries=30).seconds == pytest.approx(31)
+    assert choose_jointly(question, update="backward", tries=60).seconds == pytest.approx(31)
     monkeypatch.setattr("tierwise.lower.jointly.OTHER_PARTS", ())
-    assert choose_jointly(question, update="backward", tries=30).seconds == pytest.approx(32)
+    assert choose_jointly(question, update="backward", tries=60).seconds == pytest.approx(32)
 
 
 @pytest.mark.parametrize(("blocks", "hbm", "cpu_seconds"), [(10, 170, 2.3), (10, 170, 1.5), (16, 200, 1.5)])
-def test_thirty_tries_come_near_what_many_find(blocks, hbm, cpu_seconds):
+def test_sixty_tries_come_near_what_many_find(blocks, hbm, cpu_seconds):
     """They begin where the linear program would have it."""
     question = menu_with_moments(blocks, hbm=hbm, cpu_seconds=cpu_seconds)
-    few, many = (choose_jointly(question, update="backward", tries=tries).seconds for tries in (30, 60))
+    few, many = (choose_jointly(question, update="backward", tries=tries).seconds for tries in (60, 120))
     assert many <= few <= 1.03 * many
 
 
@@ -51,7 +51,7 @@ def test_time_that_is_left_is_for_what_is_far_from_that():
     twentieth."""
     question = menu_with_moments(16, hbm=180, cpu_seconds=2.0)
     question = replace(question, homes=dict.fromkeys(question.homes, EVERYWHERE))
-    few, many = (choose_jointly(question, update="backward", tries=tries) for tries in (30, 120))
+    few, many = (choose_jointly(question, update="backward", tries=tries) for tries in (30, 240))
     assert many.seconds < 0.95 * few.seconds
     assert {place.update for place in many.program.states.values()} == {"cpu"}
 
@@ -65,7 +65,7 @@ def test_room_that_is_kept_free_is_there_while_a_plan_runs():
     assert chosen.seconds < seconds_of(tight, chosen.program) < float("inf")
 
 
-@pytest.mark.parametrize(("hbm", "cpu_seconds", "tries", "ahead"), [(140, 1.0, 80, 1), (150, 2.0, 40, 1), (170, 2.3, 30, 2), (170, 1.5, 30, 3)])
+@pytest.mark.parametrize(("hbm", "cpu_seconds", "tries", "ahead"), [(140, 1.0, 160, 1), (150, 2.0, 80, 1), (170, 2.3, 60, 2), (170, 1.5, 60, 3)])
 def test_parameters_come_as_early_as_is_fastest(hbm, cpu_seconds, tries, ahead):
     """Nine of ten weights live elsewhere. In 140 bytes there is no room to have them earlier; a cpu that takes two seconds for each would keep the
     link waiting; else two or three regions ahead nobody waits for them. No other distance that fits is faster."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from problems import machine
-from toy_blocks import IN_HOST, ON_DISK, chain, menu_with_moments
+from toy_blocks import IN_HOST, ON_DISK, chain, menu_with_moments, with_compute_share
 
 from tierwise import policies
 from tierwise.errors import NotExecutable
@@ -91,6 +91,20 @@ def test_updates_beside_backward_take_their_time_from_it():
     for when, expected in (("backward", [2.0, 1.0]), ("after", [1.0, 1.0])):
         problem = image(question, replace(keep_everything(question), states=states, update=when)).problem
         assert [problem.device_seconds[op.id] for op in problem.graph.ops if op.name in ("block1.backward", "block0.backward")] == expected
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(5.0, 13 + 11 / 4), (1.0, 13.0)])
+def test_copies_take_their_part_of_what_compute_draws(rate, expected):
+    """Thirteen seconds of compute, and eleven copies of 5 bytes: four gradients leave, four weights come for forward, and all but the last, which
+    stays, again for backward. A quarter of what these take alone, a second each. At a byte a second compute waits longer than that for the link."""
+    question = with_compute_share(menu_with_moments(4, cpu_seconds=0.1), 0.25)
+    machine = question.problem.machine.with_rates(lambda link, lane, other: rate)
+    question = replace(question, problem=replace(question.problem, machine=machine), homes=dict.fromkeys(question.homes, (ON_DEVICE, IN_HOST)))
+    states = dict.fromkeys(question.homes, IN_HOST)
+    for when, compute in (("backward", expected), ("after", 13.0)):  # after backward there is no compute beside most of them
+        problem = image(question, replace(keep_everything(question), states=states, update=when)).problem
+        of_compute = [problem.device_seconds[op.id] for op in problem.graph.ops if op.phase is not Phase.UPDATE]
+        assert sum(of_compute) == pytest.approx(compute)
 
 
 def streamed(length, **renamed):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median
 
-from ..ir import Choice, Compute, Copy, Machine, Menu, Phase, Problem, Timeline
+from ..ir import CallPlan, Choice, Compute, Copy, Machine, Menu, Op, Phase, Problem, Timeline
 from ..ir.placement import region_of
 from ..lower import image
 from ..lower.states import moved_updates
@@ -60,7 +60,7 @@ def corrected(plan: Plan, measured: Timeline, seconds: float, cpu_seconds: float
         step = plan.image.schedule.steps[span.step]
         if isinstance(step, Compute) and graph.ops[step.op].region in plan.program.calls:
             op, call = graph.ops[step.op], plan.program.calls[graph.ops[step.op].region]
-            taken = scale * (span.end - span.start)
+            taken = scale * (span.end - span.start) * _alone(plan, op, call)
             (sending if call.sent else alone)[graph.calls[op.region].region, call.choice, op.phase].append(taken)
         elif isinstance(step, Copy) and graph.storages[step.storage].nbytes >= LEAST_COPY_BYTES and span.end > span.start:
             rates[step.src, step.dst].append(graph.storages[step.storage].nbytes / (span.end - span.start))
@@ -84,6 +84,13 @@ def corrected(plan: Plan, measured: Timeline, seconds: float, cpu_seconds: float
     if late > 0:
         return _with_late_updates(found, plan, seconds, known)
     return _with_early_updates(found, plan, seconds, not rates, known) if late else found
+
+
+def _alone(plan: Plan, op: Op, call: CallPlan) -> float:
+    """The part of what a call takes in the plan that it takes by itself: updates and copies beside it take the rest, in the next plan, too."""
+    choice, planned = plan.menu.choice(op.region, call.choice), plan.image.problem.device_seconds[op.id]
+    alone = choice.forward_seconds if op.phase is Phase.FORWARD else choice.backward_seconds
+    return min(1.0, alone / planned) if alone > 0 and planned > 0 else 1.0
 
 
 def with_cpu(menu: Menu, factor: float) -> Menu:

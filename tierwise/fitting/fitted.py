@@ -351,7 +351,7 @@ class Fitted:
         self.lasting.regions = regions_of(graph)
         homes = homes_of(
             self.model, graph, self.optimizer, masters=self.settings.masters, update=self.settings.update, disk=self.settings.nvme is not None,
-            on_card=self.device.torch_device.type == "cuda", budget_bytes=self.settings.budget_bytes,
+            on_card=self.device.torch_device.type == "cuda",
         )  # fmt: skip
         graph = anew(graph, [path for path, place in (placed or {}).items() if place.gradients == "host"])
         return replace(found, menu=replace(found.menu, problem=replace(found.menu.problem, graph=graph), homes=homes))

@@ -11,10 +11,9 @@ from ..ir import ON_DEVICE, Graph, Placement
 from ..ir.placement import owner
 
 MOVABLE = (torch.float32, torch.bfloat16, torch.float16)
-# Of a region's parameters, and of the budget over those of all: what is placed in parts. On an H200, of the step without a budget: in parts of
-# regions of 411 MB (llama of 6.7 G) 1.21 to 1.26 in 24 GiB, whole 1.31 to 1.39, and in 40 GB 1.04, whole 1.03 to 1.17; of 231 MB (3.2 G) about as
-# long either way in 12 to 24 GB, and in 8 GB, where nearly all parameters come and go, 6% longer, or as long since updates give way to launches.
-LARGE_BYTES, ROOMY = 128 << 20, 1.5
+# Of a region's parameters: what is placed in parts. On an H200, of the step without a budget: in parts of regions of 411 MB (llama of 6.7 G) 1.21 to
+# 1.26 in 24 GiB, whole 1.31 to 1.39, and in 40 GB 1.04, whole 1.03 to 1.17; of 231 MB (3.2 G) about as long either way.
+LARGE_BYTES = 128 << 20
 MOST_PARTS = 6  # of a region: what is smaller than that stays with others
 
 
@@ -27,7 +26,6 @@ def homes_of(
     update: str,
     disk: bool,
     on_card: bool,
-    budget_bytes: int = 0,
 ) -> dict[str, tuple[Placement, ...]]:
     """By module path, in the order they run. Without an optimizer of torch's nothing is known of updates, so nothing moves.
 
@@ -37,8 +35,7 @@ def homes_of(
         return {}
     trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     names = names_of(model)
-    in_parts = budget_bytes >= ROOMY * sum(parameter.nbytes for parameter in names)
-    parts = {region: parts_of(model, region) if in_parts else [] for region in regions_of(graph)}
+    parts = {region: parts_of(model, region) for region in regions_of(graph)}
     found: dict[str, list[nn.Parameter]] = {path: [] for region in parts for path in (region, *parts[region])}
     for parameter, known_as in names.items():
         path = owner(known_as[0], found)

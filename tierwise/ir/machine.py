@@ -30,6 +30,7 @@ class Link:
     staging_bytes: int = 0
     fault_seconds: float = 0.0  # what serving page faults costs on top, for each `fault_bytes` or part of them
     fault_bytes: int = 0  # what one round of faults brings; 0: all at once
+    compute_share: float = 0.0  # of the time that a copy takes, so much compute beside it is longer: both draw power, and use the device's memory
     codecs: Mapping[str, float] = field(default_factory=dict)  # its engine encodes or decodes on the way, so many plain bytes a second
 
     @property

@@ -233,7 +233,9 @@ def _machine_in(data: Json) -> Machine:
         raise ValueError("two tiers or two processors have the same name")
     if any(not link.lanes for link in machine.links):
         raise ValueError("every link needs a lane")
-    times = [n for link in machine.links for n in (link.latency_seconds, link.staging_bytes, link.fault_seconds, link.fault_bytes)]
+    times = [
+        n for link in machine.links for n in (link.latency_seconds, link.staging_bytes, link.fault_seconds, link.fault_bytes, link.compute_share)
+    ]
     rates = [n for p in machine.processors for n in (p.bytes_per_second, p.launch_seconds)]
     if min([tier.capacity_bytes for tier in machine.tiers] + times + rates) < 0:
         raise ValueError("a capacity, rate or time is below 0")

@@ -6,15 +6,15 @@ are when the first of the calls that are most alike goes back, whose own are the
 part lasts at least as long as its compute; what the link carries each way, and what the cpu updates, fits into the step, and with updates after
 backward into what is not backward. No module is updated between its forward and its backward, so that around the turn the cpu has nothing to do. How
 fast both are depends on how they share the updates: a linear program for each range of that, of which the one with the least time is divided again.
-What host memory has no room for is on the disk, which reads and writes it once in a step. Shares of a call and perfect overlap make all of that
-easier than it is.
+Copies have a little of the power that compute wants. What host memory has no room for is on the disk, which reads and writes it once in a step.
+Shares of a call and perfect overlap make all of that easier than it is.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -229,6 +229,28 @@ class Bound:
             self.compute[Phase.BACKWARD][streamed] = updating
             for later, seconds in self.facts.spans:  # and none is under way from its module's forward to its backward
                 self._below({on_cpu: self.cpu_seconds / parts.cpu, **self.whole}, later / parts.cpu - seconds)
+            self._beside_copies(
+                {self.left: 1.0, on_cpu: gradients, streamed: state},
+                {self.left: 1.0, streamed: state, elsewhere: 2 * parameters},
+                {self.left: 1.0, on_cpu: parameters, elsewhere: parameters, streamed: state},
+            )
+
+    def _beside_copies(self, out: Terms, *into: Terms) -> None:
+        """Compute and what copies take from it: of those into the device as much as any of these say."""
+        links, device = self.menu.problem.machine.link_between, self.menu.problem.device_tier
+        if not any(link.compute_share for link in links.values()):
+            return
+        together: Terms = defaultdict(float, self.whole)
+        for phase in (Phase.FORWARD, Phase.BACKWARD):
+            for variable, seconds in self.compute[phase].items():
+                together[variable] += max(0.0, seconds)
+        for comes in into:
+            terms = together.copy()
+            for way, copied in (((device, "dram"), out), (("dram", device), comes)):
+                if (link := links.get(way)) is not None:
+                    for variable, nbytes in copied.items():
+                        terms[variable] += link.compute_share * nbytes / (self.unit * link.bytes_per_second)
+            self._below(terms, -self.facts.outside[Phase.FORWARD] - self.facts.outside[Phase.BACKWARD])
 
     def _on_disk(self, below: Terms) -> None:
         """Of what lives below the device, host memory has so much, and the rest is read and written in every step."""

@@ -4,6 +4,7 @@ time."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import mean
@@ -11,10 +12,10 @@ from statistics import mean
 from ..errors import InvalidSchedule
 from ..ir import Menu, Problem, Program, check_schedule
 from ..simulate import simulate
-from .choose import Chosen, with_budget
+from .choose import Chosen, predicted
 from .clock import Clock
 from .helpers import Helpers, Taken
-from .image import image
+from .image import Image, image, with_lasting
 from .states import BESIDE, Takes
 
 FINALISTS, MOST_FINALISTS = 1, 6  # besides the best one: at least, and at most if there is time
@@ -34,6 +35,7 @@ class Detail:
     def __init__(self, menu: Menu, takes: Takes, clock: Clock, others: Helpers | None = None) -> None:
         self._menu, self._takes, self._clock, self._others = menu, takes, clock, others
         self._known: list[tuple[Program, float | None]] = []
+        self._bare: tuple[Program, Image] | None = None  # the activations that were looked at last, with all state in place
 
     def first(self, best: Chosen, near: Sequence[Chosen], until: float) -> Chosen:
         """Of the best and those that come near it, which is fastest."""
@@ -74,10 +76,10 @@ class Detail:
         """At all of them at a time, if there is somebody to do it."""
         unknown = [program for program in programs if all(program != other for other, _ in self._known)]
         if self._others and len(unknown) > 1:
-            found = self._others.seconds((program, self._taken(program)) for program in unknown)
+            found = self._others.seconds((program, self.taken(program)) for program in unknown)
             self._known += zip(unknown, found, strict=True) if found is not None else ()
 
-    def _taken(self, program: Program) -> Taken:
+    def taken(self, program: Program) -> Taken:
         return self._takes(program.states) if program.states else (0, 0)
 
     def seconds(self, program: Program) -> float | None:
@@ -85,22 +87,37 @@ class Detail:
         for other, seconds in self._known:
             if other == program:
                 return seconds
-        self._known.append((program, self._seconds(program)))
+        self._known.append((program, self.seconds_if_below(program)))
         return self._known[-1][1]
 
-    def _seconds(self, program: Program) -> float | None:
+    def seconds_if_below(self, program: Program, most: float = math.inf) -> float | None:
+        """The same, or None if it takes at least so many."""
         self._clock.tick()
-        passing, host = self._taken(program)
-        if host > self._menu.problem.machine.capacity("dram"):
+        if self.taken(program)[1] > self._menu.problem.machine.capacity("dram"):
             return None
-        made = image(with_budget(self._menu, self._menu.problem.budget_bytes - passing), program)
+        made = self._image(program)
         try:
             check_schedule(made.problem, made.schedule)
         except InvalidSchedule:
             return None
         problem = made.problem.with_budget(self._menu.problem.budget_bytes)
-        seconds = mean(simulate(host, made.schedule).seconds for host in (problem, _slower(problem)))
-        return seconds * CROWDED if _is_crowded(program) else seconds
+        longer = CROWDED if _is_crowded(program) else 1.0
+        seconds = simulate(problem, made.schedule).seconds * longer
+        if seconds >= most:  # on a slower host it takes longer still
+            return None
+        seconds = mean((seconds, simulate(_slower(problem), made.schedule).seconds * longer))
+        return seconds if seconds < most else None
+
+    def predicted(self, program: Program) -> Chosen:
+        """What it comes to, of one that fits."""
+        return predicted(self._image(program), self._menu.problem.budget_bytes)
+
+    def _image(self, program: Program) -> Image:
+        alone = replace(program, states={})
+        if self._bare is None or self._bare[0] != alone:
+            self._bare = alone, image(self._menu, alone)
+        bare, budget_bytes = self._bare[1], self._menu.problem.budget_bytes - self.taken(program)[0]
+        return with_lasting(replace(bare, problem=bare.problem.with_budget(budget_bytes)), program.states, program.update, program.ahead)
 
 
 def _is_crowded(program: Program) -> bool:

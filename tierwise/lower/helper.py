@@ -6,7 +6,7 @@
 ("glance", split, taken)           the answer: it, or the nearest lighter one that fits, and about its seconds; None if none does
 ("split", (split, sends), taken)   the answer: what is planned for it, with activations that are sent or without; None if nothing fits
 ("sending", split, taken)         the answer: a split near it with activations that are sent, and what was planned for it; None if there is none
-("program", program, taken)       the answer: its seconds with each update by itself; None if it does not fit
+("program", (program, most), taken) the answer: its seconds with each update by itself; None if it does not fit, or takes so many or more
 
 `taken`: bytes of the device that updates hold all the time, and of host memory in all.
 """
@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 from ..ir import Placement, Program
 from .around import Around
 from .choose import Chosen
-from .clock import Clock
+from .clock import Clock, no_search_for_garbage
 from .descent import Descent
 from .detail import Detail
 from .helpers import Helpers, Lesson
@@ -60,8 +60,12 @@ class _Planner:
     def sending(self, split: Split) -> tuple[Split, Chosen] | None:
         return self._senders.near(split)
 
-    def program(self, program: Program) -> float | None:
-        return Detail(self.lesson.whole, lambda states: self.taken, self.clock).seconds(program)
+    def program(self, program_and_most: tuple[Program, float]) -> float | None:
+        return self._detail.seconds_if_below(*program_and_most)
+
+    @cached_property
+    def _detail(self) -> Detail:
+        return Detail(self.lesson.whole, lambda states: self.taken, self.clock)
 
     @cached_property
     def _splits(self) -> Splits:
@@ -99,4 +103,5 @@ def serve(told: BinaryIO, answers: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+    with no_search_for_garbage():
+        serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -7,12 +7,13 @@ planner, which imports neither torch nor the script.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +88,13 @@ class Helpers:
 
     def seconds(self, asked: Iterable[tuple[Program, Taken]]) -> list[float | None] | None:
         """Of each, with each update by itself; None for one that does not fit, and for all if there are no answers."""
-        return self._answers(("program", program, taken) for program, taken in asked)
+        return self._answers(("program", (program, math.inf), taken) for program, taken in asked)
+
+    def hear(self, asked: Iterable[tuple[Program, float, Taken]], heard: Callable[[Program, float | None], None]) -> None:
+        """The same of each, if it is less than so many seconds, told as soon as it is known and before the next is asked for."""
+        self._answers(
+            (("program", (program, most), taken) for program, most, taken in asked), heard=lambda question, found: heard(question[1][0], found)
+        )
 
     def begin_to_send(self, asked: Iterable[tuple[Split, Taken]]) -> None:
         """Half of them look for what is near these with activations that are sent, and the others answer meanwhile."""
@@ -104,7 +111,9 @@ class Helpers:
         self._begun.clear()
         return [one for one in found if one is not None]
 
-    def _answers(self, questions: Iterable[tuple[Any, ...]], *before: tuple[Any, ...]) -> list[Any] | None:
+    def _answers(
+        self, questions: Iterable[tuple[Any, ...]], *before: tuple[Any, ...], heard: Callable[[tuple[Any, ...], Any], None] = lambda *_: None
+    ) -> list[Any] | None:
         found: list[Any] = []
         left, lock = iter(questions), threading.Lock()
         told = [pickle.dumps(one) for one in before]
@@ -120,6 +129,8 @@ class Helpers:
                     number = len(found)
                     found.append(None)
                 found[number] = worker.ask(pickle.dumps(question))
+                with lock:
+                    heard(question, found[number])
 
         working = [worker.thread.submit(work, worker) for worker in self._workers if worker.is_free]
         try:

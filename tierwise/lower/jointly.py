@@ -19,8 +19,9 @@ from ..errors import InfeasibleBudget
 from ..ir import Menu, Placement, peak_bytes
 from .around import Around
 from .bound import Bound, least_seconds
+from .chance import Chance
 from .choose import FEW_IMAGES, IMAGES, Chosen, choose, keeping_everything
-from .clock import Clock
+from .clock import Clock, no_search_for_garbage
 from .compact import compact
 from .descent import Descent
 from .detail import Detail, comes_and_goes
@@ -47,8 +48,8 @@ AS_GOOD = 1.01  # of the least that the linear program finds
 OUT_OF_SIGHT = 1.02  # of the best plan's time: what is near it is not better
 NEAR = 1.02  # of what no plan could beat: what is left to gain is not worth looking for
 WORTH_HELP = 3.0  # seconds of planning: other processes take half a second to start
-SEARCHED_SHARE = 0.8  # of the time; what is left is for that
-DETAILED_SHARE = 0.9  # of the time, until what is nearest was looked at in detail
+QUICK_SHARE = 0.8  # of the time, for a plan that nobody looks at in detail; what is left is for what comes before and after
+SEARCHED_SHARE, DETAILED_SHARE, DRAWN_SHARE = 0.5, 0.6, 0.95  # of the time: until there is one, was looked at in detail, and was changed by chance
 LOOKS_SHARE, LOOKED_AT = 0.25, 4  # of the time for quick looks at splits; and how many of the best by these are planned
 WORTH_PLANNING = 1.04  # of the best look: plans are about as far apart as looks are
 SETTLED_SHARE = 0.65  # of the time, until activations are sent
@@ -57,6 +58,7 @@ OTHER_PARTS = (1.0, 0.25)  # of what is left of the link, for activations
 AHEAD = (2, 1)  # regions before theirs that parameters are on their way: the first of these that fits
 
 
+@no_search_for_garbage()
 def choose_jointly(
     menu: Menu,
     *,
@@ -81,7 +83,7 @@ def choose_jointly(
         return _explained(menu, choose(menu, tiers=tiers, min_sent_bytes=min_sent_bytes), update, takes)
     clock, seconds = Clock(tries is not None), seconds if tries is None else tries
     began = clock.now()
-    deadline = began + SEARCHED_SHARE * seconds
+    deadline = began + (SEARCHED_SHARE if detailed and fixed is None else QUICK_SHARE) * seconds
     takes = _remembering(takes)
     many = spare() if tries is None and fixed is None and seconds >= WORTH_HELP else 0
     for _ in range(CORRECTIONS + 1):
@@ -93,6 +95,8 @@ def choose_jointly(
                 detail = Detail(whole, takes, clock, others)
                 found = detail.first(found, search.tries.near(found), began + DETAILED_SHARE * seconds)
                 found = detail.in_time(detail.where_they_come_anyway(found) if fixed is None else found)
+                if fixed is None:
+                    found = detail.in_time(Chance(whole, detail, clock, others).better(found, began + DRAWN_SHARE * seconds))
         if missing <= 0:
             break
         machine = menu.problem.machine

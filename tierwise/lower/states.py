@@ -6,13 +6,32 @@ A module path has the parameters below it that no longer path has; storages are 
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ..ir import MASTER, PASSING, PASSING_HOST, Costs, Graph, Link, Menu, Op, Phase, Placement, Problem, Processor, Role, Schedule, Storage, Tier
+from ..ir import (
+    MASTER,
+    PASSING,
+    PASSING_HOST,
+    Costs,
+    Graph,
+    Link,
+    Machine,
+    Menu,
+    Op,
+    Phase,
+    Placement,
+    Problem,
+    Processor,
+    Role,
+    Schedule,
+    Storage,
+    Tier,
+)
 from ..ir.placement import owner
-from ..ir.schedule import Compute, Free, Step
+from ..ir.schedule import Compute, Copy, Free, Step
 from ..policies._lasting import Away, placed
 from .coarse import renumber
 
@@ -106,7 +125,8 @@ def with_states(problem: Problem, schedule: Schedule, states: Mapping[str, Place
         problem = _with_other_copies(problem, alone)
     else:
         problem = _with_slower_compute(problem, [op for op, place in places.items() if place.processor == BESIDE])
-    return problem, placed(problem, schedule, places, update=update, ahead=ahead, parameters=frozen)
+    schedule = placed(problem, schedule, places, update=update, ahead=ahead, parameters=frozen)
+    return (problem if update == "after" else _beside_copies(problem, alone.machine, schedule)), schedule
 
 
 def _updated_in_backward(graph: Graph, schedule: Schedule, elsewhere: Collection[int]) -> Schedule:
@@ -214,6 +234,31 @@ def _with_slower_compute(problem: Problem, beside: Sequence[int]) -> Problem:
         made = [graph.writers[s][-1] for s in graph.ops[op].reads if not graph.storages[s].lasting and graph.writers[s]]
         if made and (max(made), device) in seconds:
             seconds[max(made), device] += seconds[op, device]
+    return replace(problem, costs=replace(problem.costs, op_seconds=seconds))
+
+
+def _beside_copies(problem: Problem, alone: Machine, schedule: Schedule) -> Problem:
+    """Compute longer by what copies take from it: the device may draw so much power. Where it stands still for as long, it has that back."""
+    device, ends = problem.machine.device, {problem.device_tier, "dram"}
+    ways = [link for link in alone.links if {link.src, link.dst} == ends and link.compute_share]
+    busy: dict[str, float] = defaultdict(float)  # seconds of processors and lanes
+    lost = 0.0
+    for step in schedule.steps if ways else ():
+        if isinstance(step, Compute):
+            busy[step.on] += problem.seconds(step.op, step.on, step.variant)
+        elif isinstance(step, Copy):
+            nbytes, link = problem.graph.storages[step.storage].nbytes, problem.machine.link(step.src, step.dst)
+            for lane, rate in link.lanes.items():
+                busy[lane] += nbytes / rate
+            lost += sum(way.compute_share * nbytes / way.bytes_per_second for way in ways if way.lanes.keys() & link.lanes.keys())
+    compute = busy.pop(device.name, 0.0)
+    if not compute or not lost:
+        return problem
+    pauses = max(0.0, max(busy.values()) - compute)
+    longer = 1 + lost * min(1.0, max(0.0, 2 - pauses / lost)) / compute  # by all of that while a step without it would be shorter than with it
+    of_updates = {op.id for op in problem.graph.ops if op.phase is Phase.UPDATE}
+    costs = problem.costs.op_seconds.items()
+    seconds = {(op, on): cost * (longer if on == device.name and op not in of_updates else 1.0) for (op, on), cost in costs}
     return replace(problem, costs=replace(problem.costs, op_seconds=seconds))
 
 

@@ -1,0 +1,140 @@
+"""From a program to faster ones near it by changes that are drawn: another home for one module's state, two modules' homes exchanged, a little more
+or less saved by a call, or two of these at once. If the step takes hardly longer with all calls saving as little as they can, it begins there: where
+cpu and link decide, room on the device is for state.
+
+Four numbers that say how much lives where (splits.py) leave open which modules these are, and a step whose cpu, link and device are all busy depends
+on that: one change in ten to twenty is better, by up to a hundredth each, and no rule says which. So many are drawn as there is time for, each from
+the best so far, and looked at as they will be predicted (detail.py); others look at several at a time. A number that begins anew with every search
+draws them, so that two searches with as many tries are equal.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from ..ir import INPUTS, ON_DEVICE, CallPlan, Menu, Placement, Program
+from .choose import Chosen
+from .clock import Clock
+from .detail import Detail
+from .helpers import Helpers
+from .states import state_units
+
+HOMES, EXCHANGES, CHOICES = 0.45, 0.3, 0.25  # of all changes: in a full device most other homes do not fit, and exchanges always do
+TWO_AT_ONCE = 0.25  # of the time: where one more of something asks for less of another
+DRAWS_EACH = 3  # for each thing that could be changed: if so many are no better, one after another, no more are drawn
+AS_FAST = 1.005  # of the time with more saved by calls: what that leaves of the device is worth more, once it is used
+AT_A_TIME_SECONDS = 2.0  # of others' work; less than whoever waits for them has patience for
+
+
+@dataclass(slots=True)
+class _Best:
+    program: Program
+    seconds: float
+    draws: int = 0  # since it was found
+
+
+class Chance:
+    def __init__(self, menu: Menu, detail: Detail, clock: Clock, others: Helpers) -> None:
+        self._menu, self._detail, self._clock, self._others = menu, detail, clock, others
+        self._random = random.Random(0)
+        units = state_units(menu.problem.graph, menu.homes)
+        self._paths = [unit.path for unit in units]
+        self._weights = [unit.state_bytes + unit.parameter_bytes for unit in units]  # what weighs next to nothing makes no difference
+        self._calls = [call.id for call in menu.problem.graph.calls if len(menu.choices.get(call.region, ())) > 1]
+
+    def better(self, chosen: Chosen, until: float) -> Chosen:
+        """The best that was found by then."""
+        seconds = self._detail.seconds(chosen.program) if chosen.program.states else None
+        if seconds is None or not any(self._weights):
+            return chosen
+        best = _Best(chosen.program, seconds)
+        lean = self._lean(chosen.program)
+        if lean != chosen.program and (lean_seconds := self._detail.seconds_if_below(lean, AS_FAST * seconds)) is not None:
+            best = _Best(lean, lean_seconds)
+        while self._clock.now() < until and not self._is_settled(best):
+            if self._others:
+                moment = min(until, self._clock.now() + AT_A_TIME_SECONDS)
+                self._others.hear(
+                    ((program, best.seconds, self._detail.taken(program)) for program in self._draws(best, moment)),
+                    lambda asked, found: self._heard(best, asked, found),
+                )
+            elif (program := next(self._draws(best, until), None)) is not None:
+                self._heard(best, program, self._detail.seconds_if_below(program, best.seconds))
+        return self._detail.predicted(best.program) if best.seconds < seconds else chosen
+
+    def _is_settled(self, best: _Best) -> bool:
+        return best.draws > DRAWS_EACH * (len(self._paths) + len(self._calls))
+
+    def _draws(self, best: _Best, until: float) -> Iterator[Program]:
+        """Each from what is the best by then; others that have not been heard yet come on top of none of each other."""
+        while self._clock.now() < until and not self._is_settled(best):
+            best.draws += 1
+            program = best.program
+            for _ in range(1 + (self._random.random() < TWO_AT_ONCE)):
+                program = self._changed(program)
+            if program.states and (program.states, program.calls) != (best.program.states, best.program.calls):
+                yield program
+
+    def _heard(self, best: _Best, program: Program, seconds: float | None) -> None:
+        if seconds is not None and seconds < best.seconds:
+            best.program, best.seconds, best.draws = program, seconds, 0
+
+    def _lean(self, program: Program) -> Program:
+        """With everything made again that can be."""
+        calls = dict(program.calls)
+        for call in self._calls:
+            if call in calls:
+                calls[call] = self._choosing(calls[call], call, -1)
+        return replace(program, calls=calls)
+
+    # -- changes ------------------------------------------------------------------------------------------------------------------------
+
+    def _changed(self, program: Program) -> Program:
+        kinds: dict[Callable[[Program], Program], float] = {self._another_home: HOMES, self._exchange: EXCHANGES}
+        kinds |= {self._another_choice: CHOICES} if self._calls else {}
+        (change,) = self._random.choices([*kinds], [*kinds.values()])
+        return change(program)
+
+    def _unit(self) -> str:
+        return self._random.choices(self._paths, self._weights)[0]
+
+    def _homes(self, path: str, program: Program) -> list[Placement]:
+        """Without the disk, unless something is there already."""
+        has_disk = any("nvme" in (place.state, place.parameters) for place in program.states.values())
+        return [home for home in self._menu.homes[path] if has_disk or "nvme" not in (home.state, home.parameters)]
+
+    def _another_home(self, program: Program) -> Program:
+        path = self._unit()
+        others = [home for home in self._homes(path, program) if home != program.states.get(path, ON_DEVICE)]
+        return _with_homes(program, {path: self._random.choice(others)}) if others else program
+
+    def _exchange(self, program: Program) -> Program:
+        one, other = self._unit(), self._unit()
+        first, second = (program.states.get(path, ON_DEVICE) for path in (one, other))
+        if first == second or second not in self._menu.homes[one] or first not in self._menu.homes[other]:
+            return program
+        return _with_homes(program, {one: second, other: first})
+
+    def _another_choice(self, program: Program) -> Program:
+        """The next one that saves more, or less."""
+        call = self._random.choice(self._calls)
+        if call not in program.calls:
+            return program
+        choices, plan = self._menu.choices[self._menu.problem.graph.calls[call].region], program.calls[call]
+        place = [choice.name for choice in choices].index(plan.choice) + self._random.choice((-1, 1))
+        if not 0 <= place < len(choices):
+            return program
+        return replace(program, calls={**program.calls, call: self._choosing(plan, call, place)})
+
+    def _choosing(self, plan: CallPlan, call: int, place: int) -> CallPlan:
+        """Another of its choices, of what is saved then the same is sent."""
+        choice = self._menu.choices[self._menu.problem.graph.calls[call].region][place]
+        saved = {INPUTS, *(value.name for value in choice.saved)}
+        return replace(plan, choice=choice.name, sent=tuple(name for name in plan.sent if name in saved))
+
+
+def _with_homes(program: Program, homes: dict[str, Placement]) -> Program:
+    states = {**program.states, **homes}
+    return replace(program, states={path: place for path, place in states.items() if place != ON_DEVICE})
