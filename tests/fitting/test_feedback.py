@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fitting.test_states import batch, model_and_optimizer
+from fitting.test_states import batch, model_and_optimizer, train, untouched
 from fitting.training import equal, fitting, three_steps, tower, trained
 
+from tierwise.errors import OutOfHostMemory
 from tierwise.fitting import fitted, plan_of
 from tierwise.fitting.feedback import calls_in, corrected, is_cpu_off, is_off
 from tierwise.fitting.meter import Meter
@@ -201,8 +202,45 @@ def test_plans_that_turn_out_slower_give_way_to_the_fastest(monkeypatch, caplog)
     assert [record.message for record in caplog.records][-1] == "a step takes 2.00 s, and 1.00 s by an earlier plan: back to that"
 
 
-def test_state_does_not_move_for_a_plan_made_again(monkeypatch):
-    """Other tensors have come to the device meanwhile, so that a new plan has no room with state where it is: the plan that runs stays."""
+@pytest.mark.parametrize("has_room", [True, False])
+def test_state_moves_for_a_plan_made_again(monkeypatch, caplog, has_room):
+    """The cpu takes fifty times as long as planned, as everything else does not: state that it updated passes through the device then, or stays
+    there. The bits are those of a step that nobody planned. If host memory has no room for that the plan that runs stays."""
+    monkeypatch.setattr(fitted, "LEARNS_ON", {"cpu"})
+    monkeypatch.setattr("tierwise.fitting.trials.PROMISE", 100.0)
+    model, optimizer = model_and_optimizer()
+    losses, weights, state = untouched(steps=12)
+    on_cpu = lambda plan: sum(place.update == "cpu" for place in plan.program.states.values())  # noqa: E731
+    with caplog.at_level(logging.WARNING, "tierwise"), fitting(model, optimizer=optimizer, budget="1200KiB") as found:
+        first = found.prepare((), batch(0))
+        slow = 50 * first.predicted.busy_seconds()["cpu"]
+        monkeypatch.setattr(
+            Meter, "step_seconds", lambda meter: first.predicted.seconds if found.current is first else found.current.predicted.seconds
+        )
+        monkeypatch.setattr(Meter, "cpu_seconds", lambda meter: slow if found.current is first else None)
+        monkeypatch.setattr(fitted.Fitted, "measured", property(lambda found: replace(found.current.predicted, measured=True)))
+        monkeypatch.setattr("tierwise.fitting.trials.is_cpu_off", lambda predicted, seconds: seconds == slow)
+        monkeypatch.setattr(fitted, "is_cpu_off", lambda predicted, seconds: seconds == slow)
+        if not has_room:
+            monkeypatch.setattr(found.lasting, "place", refuses)
+        assert train(model, optimizer, steps=12) == losses
+        now, placed = plan_of(model), found.lasting.states
+        assert equal(dict(model.state_dict()), dict(weights)) and equal(optimizer.state_dict()["state"], state["state"])
+        assert placed.is_installed and found.lasting.placements == dict(now.program.states)
+        assert on_cpu(first) > 0 and now.corrections == has_room
+        assert (on_cpu(now) < on_cpu(first)) if has_room else now.program == first.program
+    assert equal(dict(model.state_dict()), dict(weights))
+    said = [record.message for record in caplog.records]
+    assert sum("planned again with what was measured" in sentence for sentence in said) == 1
+    assert sum("is not taken, since there is no room for it: nothing left" in sentence for sentence in said) == (not has_room)
+
+
+def refuses(program):
+    raise OutOfHostMemory("nothing left")
+
+
+def test_the_plan_that_runs_stays_if_no_other_can_be_made(monkeypatch):
+    """Other tensors have come to the device meanwhile, so that a new plan has no room."""
     took, other = [1.0], []
     monkeypatch.setattr(fitted, "LEARNS_ON", {"cpu"})
     monkeypatch.setattr(Meter, "step_seconds", lambda meter: took[0])

@@ -9,13 +9,14 @@ ordinary pageable memory: copies from it are right but slower.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,6 +77,8 @@ class HostPool:
     ) -> None:
         self.nbytes = round_up(max(nbytes, 1), PAGE_BYTES)
         self.pinned_bytes = 0
+        self._more: list[HostPool] = []
+        self._grows_by: tuple[int, int | None] | None = None
         self._device = device
         self._slab: torch.Tensor | None = _slab(self.nbytes, host_limit_bytes)
         device.exempt(self._slab)
@@ -97,7 +100,16 @@ class HostPool:
         with self._lock:
             self._settle()
             self._recover()
-            return sum(offsets.free_bytes for offsets in self._offsets.values())
+            return sum(offsets.free_bytes for offsets in self._offsets.values()) + sum(pool.free_bytes for pool in self._more)
+
+    @contextlib.contextmanager
+    def growing(self, nbytes: int, pinned_limit_bytes: int | None = None) -> Iterator[None]:
+        """What it has no room for meanwhile is in another slab, of at least so many bytes, made then."""
+        self._grows_by = nbytes, pinned_limit_bytes
+        try:
+            yield
+        finally:
+            self._grows_by = None
 
     def allocate(self, nbytes: int, *, alignment: int = ALIGNMENT) -> Block:
         """The first place with room, pinned before pageable."""
@@ -111,6 +123,11 @@ class HostPool:
                 block = self._take(slab, nbytes, alignment)
             if block is not None:
                 return block
+            for pool in self._more:
+                with contextlib.suppress(OutOfHostMemory):
+                    return pool.allocate(nbytes, alignment=alignment)
+            if self._grows_by is not None:
+                return self._grown(nbytes).allocate(nbytes, alignment=alignment)
             free = sum(offsets.free_bytes for offsets in self._offsets.values())
             largest = max(offsets.largest_bytes for offsets in self._offsets.values())
         raise OutOfHostMemory(
@@ -124,13 +141,29 @@ class HostPool:
 
     def free(self, block: Block, after: Sequence[Event] = ()) -> None:
         """Take a block back; `after` are the events until which its bytes are still in use. Safe in a finalizer: it only leaves a note."""
-        if self._slab is not None:
-            self._freed.append((block, tuple(after)))
+        owner = next((pool for pool in (self, *self._more) if pool.has(block)), None)
+        if owner is not None:
+            owner._freed.append((block, tuple(after)))
+
+    def has(self, block: Block) -> bool:
+        """Whether these bytes are of its slab."""
+        return self._slab is not None and self._slab.untyped_storage().data_ptr() == block.bytes.untyped_storage().data_ptr()
 
     def close(self) -> None:
         """Unpin and unmap, once no copy runs any more. Views that outlive the pool keep their bytes, unpinned."""
+        while self._more:
+            self._more.pop().close()
         self._slab = None
         self._unpin()
+
+    def _grown(self, nbytes: int) -> HostPool:
+        assert self._grows_by is not None
+        by_bytes, limit_bytes = self._grows_by
+        left = None if limit_bytes is None else max(0, limit_bytes - sum(pool.pinned_bytes for pool in self._more))
+        other = HostPool(max(round_up(nbytes, PAGE_BYTES), by_bytes), self._device, pinned_limit_bytes=left)
+        self._more.append(other)
+        self.nbytes, self.pinned_bytes = self.nbytes + other.nbytes, self.pinned_bytes + other.pinned_bytes
+        return other
 
     def _settle(self) -> None:
         while self._freed:

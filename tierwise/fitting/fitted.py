@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from .. import policies
-from ..errors import BadInput, InfeasibleBudget, NotExecutable, OverCapacity, UnknownName
+from ..errors import BadInput, InfeasibleBudget, NotExecutable, OutOfHostMemory, OverCapacity, UnknownName
 from ..execute.below import Below
 from ..execute.device import Device
 from ..execute.session import Plans, Session
@@ -132,20 +132,35 @@ class Fitted:
         self.current = self.plans[key]
         if self.lasting.differs(self.current.program):
             self._progress("moving parameters and optimizer state to where they live")
-            self.lasting.place(self.current.program)
+            try:
+                self.lasting.place(self.current.program)
+            except OutOfHostMemory as error:
+                if self.lasting.states is None or (stays := self._stays(key)) is None:
+                    raise
+                _log.warning("the plan made again is not taken, since there is no room for it: %s", error)
+                self.current = self.plans[key] = stays
         self.lasting.follow(self.current.program, self.current.menu.problem.budget_bytes)
         return self.current
+
+    def _stays(self, key: Any) -> Plan | None:
+        """The fastest plan so far, if state is where that has it; nothing is looked for any more."""
+        if key not in self._trials or not self._trials[key].has_run:
+            return None
+        self._trials[key].settled = True
+        plan = self._trials[key].fastest()[1]
+        return None if self.lasting.differs(plan.program) else plan
 
     def _made_for(self, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], elsewhere: Elsewhere) -> Plan:
         corrects = key in self._trials and self._trials[key].corrections > 0
         again = self._planned_again or corrects
-        seconds = min(self.settings.plan_seconds, AGAIN_SECONDS) if again else self.settings.plan_seconds
+        is_quick = again and not (corrects and self.lasting.placements and self._fixed() is None)  # nothing that takes seconds to move may move
+        seconds = min(self.settings.plan_seconds, AGAIN_SECONDS) if is_quick else self.settings.plan_seconds
         if key not in self._menus:
             self._menus[key] = self._menu(args, kwargs, elsewhere)
         try:
             return self._made(self._menus[key], seconds, may_move=not corrects)
         except InfeasibleBudget:
-            if corrects:  # there is a plan that runs, and nothing has to move for another
+            if corrects:  # there is a plan that runs
                 return self._trials[key].fastest()[1]
             if self._returned.held or not self._holds_output or self.settings.plan is not None:
                 raise
@@ -273,13 +288,9 @@ class Fitted:
             self._menus[key] = replace(self._menus[key], menu=trials.menu)
 
     def _fixed(self) -> Mapping[str, Placement] | None:
-        """Where lasting state has to stay. It moves by way of the device: only while all of it has room there, no gradient waits, and no plan of
-        another shape counts on where it is."""
+        """Where lasting state has to stay: it moves only while no gradient waits, and no plan of another shape counts on where it is."""
         placed = self.lasting.placements
-        if not placed or self.plans or any(parameter.grad is not None for parameter in self._parameters):
-            return placed
-        _, away = self.lasting.takes(placed)
-        return None if self.device.memory().allocated_bytes + away <= self.settings.budget_bytes * PLANNED_SHARE else placed
+        return placed if not placed or self.plans or any(parameter.grad is not None for parameter in self._parameters) else None
 
     def _learn(self) -> None:
         """After a step that ran out of memory although its plan fits, plan with less."""

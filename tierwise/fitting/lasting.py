@@ -149,22 +149,26 @@ class Lasting:
             self.states.plan_with(budget_bytes)
 
     def place(self, program: Program) -> None:
-        """Take everything to its home; whatever was placed before is brought back first."""
-        self.close()
+        """Take everything to its home, from where it was placed before."""
         wanted = _away(program.states)
-        device = self._session.device
+        device, before = self._session.device, self.states
         states = self._states(wanted)
         needs = states.needs()
-        self._below.reserve(needs.host_bytes + needs.parameter_host_bytes, 0)
-        self._reserved = needs.host_bytes + needs.parameter_host_bytes, 0
+        there = 0 if self._pool is None else self._pool.nbytes
+        self._reserve(max(needs.host_bytes, there) + needs.parameter_host_bytes, self._reserved[1])
         try:
-            if needs.host_bytes:
+            if needs.host_bytes and self._pool is None:
                 self._pool = HostPool(needs.host_bytes, device, pinned_limit_bytes=self._below.pinned_left_bytes)
-                self._below.reserve(0, self._pool.pinned_bytes)
-                self._reserved = self._reserved[0], self._pool.pinned_bytes
-            states.install(pool=self._pool, store=self._below.disk() if needs.nvme_bytes else None, drive=False)
+            more = contextlib.nullcontext() if self._pool is None else self._pool.growing(needs.host_bytes - there, self._below.pinned_left_bytes)
+            with more:
+                states.install(pool=self._pool, store=self._below.disk() if needs.nvme_bytes else None, drive=False, before=before)
+            if self._pool is not None:
+                self._reserve(self._pool.nbytes + needs.parameter_host_bytes, self._pool.pinned_bytes)
         except BaseException:
-            self._give_back()
+            if before is None or not before.is_installed:
+                self._session.place(None)
+                self.placements = None
+                self._give_back()
             raise
         self._session.place(states)
         if device.torch_device.type == "cuda":
@@ -211,13 +215,18 @@ class Lasting:
             self.placements = None
             self._give_back()
 
+    def _reserve(self, host_bytes: int, pinned_bytes: int) -> None:
+        """So much in all."""
+        host, pinned = self._reserved
+        self._below.reserve(host_bytes - host, pinned_bytes - pinned)
+        self._reserved = host_bytes, pinned_bytes
+
     def _give_back(self) -> None:
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
-        (host, pinned), self._reserved = self._reserved, (0, 0)
         with contextlib.suppress(OutOfHostMemory):  # never: less than nothing is asked for
-            self._below.reserve(-host, -pinned)
+            self._reserve(0, 0)
 
 
 def _early(ahead: int) -> str:

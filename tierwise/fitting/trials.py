@@ -11,7 +11,7 @@ from ..ir import Menu, Timeline
 from ..lower import image, keeping_everything, with_budget
 from ..simulate import simulate
 from ..units import format_seconds
-from .feedback import MOST_CORRECTIONS, corrected, is_off
+from .feedback import MOST_CORRECTIONS, corrected, is_cpu_off, is_off
 from .plan import Plan
 
 _log = logging.getLogger("tierwise")
@@ -32,17 +32,28 @@ class Trials:
         looked_at = plan if measured is None else as_measured(plan, corrected(plan, measured, taken_seconds, cpu_seconds), self.corrections)
         self.ran(looked_at, taken_seconds)
         taken = format_seconds(taken_seconds)
-        if measured is not None and is_off(plan.predicted, taken_seconds) and self.corrections < MOST_CORRECTIONS:
-            self.corrections += 1
-            predicted = format_seconds(plan.predicted.seconds)
-            _log.warning("a step takes %s where %s were predicted: planned again with what was measured", taken, predicted)
-            return None
+        if measured is not None and self.corrections < MOST_CORRECTIONS:
+            if is_off(plan.predicted, taken_seconds):
+                self.corrections += 1
+                predicted = format_seconds(plan.predicted.seconds)
+                _log.warning("a step takes %s where %s were predicted: planned again with what was measured", taken, predicted)
+                return None
+            if cpu_seconds is not None and is_cpu_off(plan.predicted, cpu_seconds):
+                self.corrections += 1
+                found, predicted = format_seconds(cpu_seconds), format_seconds(plan.predicted.busy_seconds()["cpu"])
+                _log.warning("updates on the CPU take %s where %s were predicted: planned again with what was measured", found, predicted)
+                return None
         self.settled = True
         seconds, fastest = self.fastest()
         if seconds < PROMISE * taken_seconds and may_run(fastest):
             _log.warning("a step takes %s, and %s by an earlier plan: back to that", taken, format_seconds(seconds))
             return self._with_what_is_known(fastest, looked_at.menu)
         return looked_at
+
+    @property
+    def has_run(self) -> bool:
+        """Whether any plan has."""
+        return bool(self._ran)
 
     @property
     def menu(self) -> Menu:

@@ -37,7 +37,11 @@ class Ledger:
     def keep(self, home: Stored, device: Device, pool: HostPool | None, store: NvmeStore | None) -> None:
         """Make room for a unit's state, and take over what the optimizer has of it."""
         unit, place = home.unit, home.unit.placement
-        if not unit.trained or self.is_native(home):
+        if not unit.trained:
+            return
+        if self.is_native(home):
+            known = {slot: self._optimizer.state.get(slot.parameter, {}) for slot in unit.slots}
+            self.take_over(home, {slot: state for slot, state in known.items() if _is_elsewhere(state, slot.parameter.device)})
             return
         if place.state == "device":
             made = device.empty(max(1, home.row_count * unit.numel * home.dtype.itemsize))
@@ -122,6 +126,11 @@ def stored_of(unit: Unit, optimizer: torch.optim.Optimizer | None, masters: str 
     known = rule_of(optimizer).states if masters == "fp32" else () if whole else state_names(optimizer)
     home.names = ((MASTER,) if home.has_master else ()) + known
     return home
+
+
+def _is_elsewhere(state: Mapping[str, Any], place: torch.device) -> bool:
+    """Than its parameter, as after it was in other hands."""
+    return any(isinstance(value, torch.Tensor) and value.dim() > 0 and value.device != place for value in state.values())
 
 
 def _cast(state: Mapping[str, Any], place: torch.device, dtype: torch.dtype, step_device: torch.device) -> dict[str, Any]:

@@ -17,12 +17,14 @@ _log = logging.getLogger("tierwise")
 
 
 class Moving:
-    """Remembers where the parameters and buffers of a model were. `source` has values for parameters by name."""
+    """Remembers where the parameters and buffers of a model were, or what another does of that. `source` has values for parameters by name."""
 
-    def __init__(self, model: nn.Module, device: Device, source: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, model: nn.Module, device: Device, source: Mapping[str, torch.Tensor], before: Moving | None = None) -> None:
         self._device, self._source = device, source
-        self._origins = {parameter: parameter.device for parameter in model.parameters()}
-        self._buffers: list[tuple[nn.Module, str, torch.device]] = []
+        self._origins: dict[nn.Parameter, torch.device] = (
+            {parameter: parameter.device for parameter in model.parameters()} if before is None else before._origins
+        )
+        self._buffers: list[tuple[nn.Module, str, torch.device]] = [] if before is None else before._buffers
         for module in model.modules():
             for name, buffer in list(module.named_buffers(recurse=False)):
                 if buffer.device != device.torch_device:
@@ -63,13 +65,11 @@ class Moving:
 
     def state_back(self, slot: Slot, state: Mapping[str, Any]) -> dict[str, Any]:
         """A parameter's state beside it, in memory of its own; in host memory if the device has no room."""
-        moves = {key: key != "step" and isinstance(value, torch.Tensor) for key, value in state.items()}
         try:
-            place = self.origin(slot)
-            return {key: value.to(place, copy=True) if moves[key] else value for key, value in state.items()}
+            return _copied(state, self.origin(slot))
         except torch.OutOfMemoryError:
             _log.warning("the device has no room for the optimizer's state of %s: it is given back in host memory", slot.name)
-            return {key: value.to("cpu", copy=True) if moves[key] else value for key, value in state.items()}
+            return on_host(state)
 
     def buffers_back(self) -> None:
         for module, name, place in self._buffers:
@@ -81,3 +81,12 @@ class Moving:
             raise BadInput(f"the buffer {name!r} of a {type(module).__name__} is on the meta device; give it values before its model is placed")
         self._buffers.append((module, name, buffer.device))
         setattr(module, name, buffer.to(self._device.torch_device))
+
+
+def on_host(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter's state in host memory of its own."""
+    return _copied(state, torch.device("cpu"))
+
+
+def _copied(state: Mapping[str, Any], place: torch.device) -> dict[str, Any]:
+    return {key: value.to(place, copy=True) if key != "step" and isinstance(value, torch.Tensor) else value for key, value in state.items()}

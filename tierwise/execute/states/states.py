@@ -38,9 +38,10 @@ from .driver import Driver, watch
 from .facade import Facade
 from .gradients import LEAVING_BYTES, Gradient, Shelf, Traffic
 from .guards import unguard
+from .handover import groups_of, taken_over
 from .homes import DiskChunks, HostFlat, Ring, chunk_bytes
 from .ledger import Ledger, stored_of
-from .moving import Moving
+from .moving import Moving, on_host
 from .needs import needs_of, shelf_bytes
 from .parameters import Residence
 from .passes import Passes
@@ -136,10 +137,16 @@ class States:
         order, ahead = self.residency.order, self.residency.ahead
         return needs_of(self.stored, self._by_region, order, ahead, self.gradient_blocks, self.update, self._leaving_bytes)
 
-    def install(self, *, pool: HostPool | None = None, store: NvmeStore | None = None, drive: bool = True) -> None:
-        """Take everything to its home. With `drive`, hooks on the modules say when regions run; otherwise whoever runs them says it."""
+    def install(self, *, pool: HostPool | None = None, store: NvmeStore | None = None, drive: bool = True, before: States | None = None) -> None:
+        """Take everything to its home, from those of `before`, which are then nobody's any more. With `drive`, hooks on the modules say when regions
+        run; otherwise whoever runs them says it. If that fails model and optimizer are as they were at the beginning, state in host memory where the
+        device has no room for it."""
         self._pool, self._store = pool, store
         self._check()
+        self._check_gradients()
+        if before is not None:
+            before.retire()
+            self.steps = before.steps
         self._updates = Updates(self.device, pool, self._arithmetic(), self.stored)
         self._pace = Pace(self.device) if self._updates.runs_beside else None
         try:
@@ -156,7 +163,10 @@ class States:
                 )  # fmt: skip
                 self.plan_with(sys.maxsize)
             with torch.no_grad():
-                self._settle_in()
+                if before is None:
+                    self._settle_in()
+                else:
+                    self._succeed(before)
             self._watch()
             if drive:
                 regions = {path: self.model.get_submodule(path) for path in self._by_region if path}
@@ -164,8 +174,35 @@ class States:
             if self.optimizer is not None:
                 self._removers.append(Facade(self.optimizer, self).close)
         except BaseException:
+            if before is not None:
+                self._back_from(before)
             self._tear_down()
             raise
+
+    def retire(self) -> None:
+        """No step comes any more: nothing is under way, hooks are gone, and what is at home is for whoever takes it over."""
+        self.residency.make_room()  # what somebody wrote to parameters that live elsewhere goes there
+        self.flush()
+        if self._stepping is not None:
+            self._stepping.raise_if_broken()
+            for home in self.stored:
+                self._stepping.follow(home)
+        self.device.synchronize()  # state that passed through the device may still be on its way home, from buffers that go now
+        self._stop()
+
+    def give_out(self, homes: Sequence[Stored]) -> None:
+        """Of retired homes: parameters to the device, and state that nobody took over to the optimizer, in host memory."""
+        for home in homes:
+            unguard(slot.parameter for slot in home.unit.slots)
+            residence = self.residency.residences.pop(home, None)
+            if residence is not None:
+                residence.end(lambda _: self.device.torch_device)
+            if self._ledger is not None and self.optimizer is not None and (home.chunks is not None or home.arrays is not None):
+                for slot in home.unit.slots:
+                    kept = self._ledger.of(home, slot)
+                    if kept:
+                        self.optimizer.state[slot.parameter] = on_host(kept)
+            self._let_go(home)
 
     def held_on_device(self) -> list[torch.Tensor]:
         """What lives there beside parameters, gradients and what torch's optimizer keeps itself: state, and buffers that state passes through."""
@@ -215,6 +252,10 @@ class States:
             self._tear_down()
         if failure is not None:
             raise failure
+
+    @property
+    def is_installed(self) -> bool:
+        return self._updates is not None
 
     @property
     def cpu_work(self) -> Work:
@@ -434,16 +475,39 @@ class States:
     def _settle_in(self) -> None:
         self._moving = Moving(self.model, self.device, self._source)
         for home in self.stored:
-            for slot in home.unit.slots:
-                if slot.parameter.grad is not None and home.unit.placement != ON_DEVICE:
-                    raise BadInput(f"{slot.name} has a gradient; call optimizer.zero_grad() before its home is changed")
-            if home.unit.placement.parameters == "device" or not home.unit.numel:
-                self._moving.to_device(home.unit)
-            else:
-                self._send_away(home, self._moving)
-            if self._ledger is not None and self._stepping is not None:
+            self._move_in(home, self._moving)
+
+    def _succeed(self, before: States) -> None:
+        assert before._updates is not None
+        self._moving = Moving(self.model, self.device, self._source, before._moving)
+        for group in groups_of(before.stored, self.stored):
+            same = [] if isinstance(before._updates.arithmetic, Whole) else taken_over(group)  # which keeps some of it itself
+            before.give_out(group.before)
+            for home in group.after:
+                self._move_in(home, self._moving, has_state=home in same)
+        before.stored = []
+        before._tear_down()
+
+    def _move_in(self, home: Stored, moving: Moving, *, has_state: bool = False) -> None:
+        if home.unit.placement.parameters == "device" or not home.unit.numel:
+            moving.to_device(home.unit)
+        else:
+            self._send_away(home, moving)
+        if self._ledger is not None and self._stepping is not None:
+            if not has_state:
                 self._ledger.keep(home, self.device, self._pool, self._store)
-                self._stepping.know(home)
+            self._stepping.know(home)
+
+    def _back_from(self, before: States) -> None:
+        """What has moved already, and what has not."""
+        with torch.no_grad():
+            if self._moving is not None:
+                self._move_out(state=True)
+            before.give_out(before.stored)
+            if before._moving is not None:
+                for home in before.stored:
+                    before._moving.back(home.unit)
+            before._tear_down()
 
     def _send_away(self, home: Stored, moving: Moving) -> None:
         unit = home.unit
@@ -516,6 +580,12 @@ class States:
             module = self.model.get_submodule(path)
             self._removers.append(module.register_load_state_dict_post_hook(lambda *_, path=path: self.residency.loaded(path)).remove)
 
+    def _check_gradients(self) -> None:
+        for home in self.stored:
+            for slot in home.unit.slots:
+                if slot.parameter.grad is not None and home.unit.placement != ON_DEVICE:
+                    raise BadInput(f"{slot.name} has a gradient; call optimizer.zero_grad() before its home is changed")
+
     def _check(self) -> None:
         whole = self.optimizer is not None and self.masters is None and not is_piecewise(self.optimizer)
         for home in self.stored:
@@ -534,30 +604,41 @@ class States:
             if whole and trained and place.update == "cpu":
                 unit.chunk_elements = max(1, unit.numel)
 
-    def _tear_down(self) -> None:
+    def _stop(self) -> None:
+        """Nothing is updated any more, and nobody tells of regions that run."""
         for remove in self._removers:
             remove()
         self._removers.clear()
-        for lanes in (self._updates, self._bring):
-            if lanes is not None:
-                lanes.close()
+        if self._updates is not None:
+            self._updates.close()
         if self._traffic is not None:
             self._traffic.release(all=True)
         self.device.synchronize()
         for home in self.stored:
-            unguard(slot.parameter for slot in home.unit.slots)
-            for kept in (home.chunks, home.parameters):
-                if kept is not None:
-                    kept.free()
-            home.chunks = home.gradients = home.parameters = home.arrays = None
+            home.gradients = None
             home.held.clear()
-        self.residency.residences.clear()
         if self._shelf is not None:
             self._shelf.close()
         if self._passes is not None:
             self._passes.close()
-        self._pace = None
-        self._updates = self._ledger = self._moving = self._traffic = self._shelf = self._stepping = self._bring = self._passes = None
+        self._pace = self._traffic = self._shelf = self._passes = None
+
+    def _let_go(self, home: Stored) -> None:
+        for kept in (home.chunks, home.parameters):
+            if kept is not None:
+                kept.free()
+        home.chunks = home.parameters = home.arrays = None
+
+    def _tear_down(self) -> None:
+        self._stop()
+        if self._bring is not None:
+            self._bring.close()
+        self.device.synchronize()
+        for home in self.stored:
+            unguard(slot.parameter for slot in home.unit.slots)
+            self._let_go(home)
+        self.residency.residences.clear()
+        self._updates = self._ledger = self._moving = self._stepping = self._bring = None
 
 
 def _arrived(states: weakref.ref[States], number: int, place: int, parameter: torch.Tensor) -> None:

@@ -104,10 +104,7 @@ class Stepping:
             step_on_device(self._optimizer, slots)
             self._spend(home, slots, None)
             return
-        if home.has_master:
-            written = [slot for slot in slots if slot.parameter._version != self._versions[slot]]
-            if written:
-                self._ledger.refresh(home, written)
+        self.follow(home, slots)
         job = self._job(home, slots)
         residence = self._residences.get(home)
         if residence is not None:
@@ -121,6 +118,12 @@ class Stepping:
         if home.pending is not None:
             self._in_flight.append(home)
             self._keep_few_waiting()
+
+    def follow(self, home: Stored, slots: Sequence[Slot] | None = None) -> None:
+        """Masters are those of parameters to which somebody has written since, of all or of these."""
+        written = [slot for slot in slots or home.unit.slots if slot.parameter._version != self._versions[slot]] if home.has_master else []
+        if written:
+            self._ledger.refresh(home, written)
 
     def _keep_few_waiting(self) -> None:
         """Gradients that come faster than they are used would pile up on the device."""

@@ -242,8 +242,9 @@ class Updates:
             return self._whole_on_cpu(home, job, self.arithmetic)
         others = None if DiskChunks in (type(home.chunks), type(home.parameters)) else self._backlog
         is_direct = home.parameters is not None or (home.has_master and home.dtype == home.unit.dtype)  # the master itself can be copied
-        under_way = _UnderWay(home, job, self._copiers["cpu"], None if is_direct else self._rings["bounce cpu"])
-        with contextlib.closing(under_way), self.on_cpu.on(home.unit.numel) if others is not None else contextlib.nullcontext():
+        worked = None if others is None else self.on_cpu
+        under_way = _UnderWay(home, job, self._copiers["cpu"], None if is_direct else self._rings["bounce cpu"], worked)
+        with contextlib.closing(under_way), contextlib.nullcontext() if worked is None else worked.at_it():
             self._chunks_on_cpu(home, job, gradient, others, needed, under_way)
             return under_way.finish()
 
@@ -406,8 +407,8 @@ class Updates:
 class _UnderWay:
     """Chunks of an update that the cpu works on, and when what it made of those before is where it belongs."""
 
-    def __init__(self, home: Stored, job: Job, copier: Device, bounces: Ring | None) -> None:
-        self._home, self._job, self._copier, self.bounces = home, job, copier, bounces
+    def __init__(self, home: Stored, job: Job, copier: Device, bounces: Ring | None, worked: Worked | None) -> None:
+        self._home, self._job, self._copier, self.bounces, self._worked = home, job, copier, bounces, worked
         self._last: Event = already()
         self._chunks: deque[tuple[Callable[[], None], int, slice, Block | None]] = deque()
 
@@ -419,6 +420,8 @@ class _UnderWay:
         while len(self._chunks) > but:
             started, index, chunk, bounce = self._chunks.popleft()
             started()
+            if self._worked is not None:
+                self._worked.did(chunk.stop - chunk.start)
             self._send(index, chunk, bounce)
         return self._last
 

@@ -16,18 +16,30 @@ class Work(NamedTuple):
 
 
 class Worked:
-    """Counted by the one lane that updates, read by others. What is let in between two chunks of an update is counted once."""
+    """Counted by the one lane that updates, read by others at any moment: seconds up to then, and parameters chunk by chunk. An update may let in
+    others between two of its chunks, all of a backward one within the other; who counted it as it ends would know of most parameters before any of
+    the seconds."""
 
     def __init__(self) -> None:
-        self.work = Work()
-        self._is_at_it = False
+        self._known: tuple[Work, float | None] = Work(), None  # until it began what it is at; in one piece, for whoever reads
+
+    @property
+    def work(self) -> Work:
+        work, since = self._known
+        return work if since is None else work._replace(seconds=work.seconds + time.perf_counter() - since)
 
     @contextlib.contextmanager
-    def on(self, elements: int) -> Iterator[None]:
-        is_let_in, self._is_at_it, began = self._is_at_it, True, time.perf_counter()
+    def at_it(self) -> Iterator[None]:
+        """What is let in meanwhile is counted once."""
+        if self._known[1] is not None:
+            yield
+            return
+        self._known = self.work, time.perf_counter()
         try:
             yield
         finally:
-            self._is_at_it = is_let_in
-            seconds = 0.0 if is_let_in else time.perf_counter() - began
-            self.work = Work(self.work.seconds + seconds, self.work.elements + elements)
+            self._known = self.work, None
+
+    def did(self, elements: int) -> None:
+        work, since = self._known
+        self._known = work._replace(elements=work.elements + elements), since
