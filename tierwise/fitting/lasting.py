@@ -23,6 +23,7 @@ from ..execute.states.units import MASTERED_BYTES, STREAM_CHUNK_BYTES, Known
 from ..execute.states.updates import STAGING_BUFFERS
 from ..ir import ON_DEVICE, Placement, Program
 from ..ir.placement import HELD_SHARE, IN_FLIGHT, region_of
+from ..units import format_bytes
 
 PASSING_SHARE = 50  # of the budget, one part in so many for gradients that leave, and for state that is streamed
 LEAVING_UNITS, LEAVING_SHARE = 1.5, 20  # gradients of the largest module so many times may leave at once, where that is less than such a part of it
@@ -31,6 +32,7 @@ LEAVING_UNITS, LEAVING_SHARE = 1.5, 20  # gradients of the largest module so man
 HOLES_UNITS = {True: 5, False: 3}
 HOLES_WAITING = 16  # of gradients that wait until backward is over, between activations, one part in so many
 HOLES_SHARE = 8  # of the budget, one part in so many at most
+ROOM_TO_MOVE = 16  # of host memory for state, one part in so many for holes between blocks where it moves: 0.2 to 0.7 GB of 42 to 80 (simulated)
 ROOMY_SHARE = 0.85  # of the host memory that is available: state that takes less leaves room for all gradients
 MOST_CHUNKS = 16  # that a module's state is cut into, if there is room for larger ones: each is issued by a thread that shares Python's lock
 TORCHS_ROWS = 2  # state of an element without a master: so many of the parameter's own type
@@ -154,8 +156,11 @@ class Lasting:
         device, before = self._session.device, self.states
         states = self._states(wanted)
         needs = states.needs()
-        there = 0 if self._pool is None else self._pool.nbytes
-        self._reserve(max(needs.host_bytes, there) + needs.parameter_host_bytes, self._reserved[1])
+        there, reserved = 0 if self._pool is None else self._pool.nbytes, self._reserved
+        holes = there // ROOM_TO_MOVE
+        if there and (short := needs.host_bytes - there + holes - available_host_bytes()) > 0:
+            raise OutOfHostMemory(f"to move lasting state {format_bytes(short)} more of host memory are needed than there are")
+        self._reserve(max(needs.host_bytes, there) + holes + needs.parameter_host_bytes, reserved[1])
         try:
             if needs.host_bytes and self._pool is None:
                 self._pool = HostPool(needs.host_bytes, device, pinned_limit_bytes=self._below.pinned_left_bytes)
@@ -163,9 +168,12 @@ class Lasting:
             with more:
                 states.install(pool=self._pool, store=self._below.disk() if needs.nvme_bytes else None, drive=False, before=before)
             if self._pool is not None:
-                self._reserve(self._pool.nbytes + needs.parameter_host_bytes, self._pool.pinned_bytes)
+                with contextlib.suppress(OutOfHostMemory):  # a little more than there was room for, which is taken already
+                    self._reserve(self._pool.nbytes + needs.parameter_host_bytes, self._pool.pinned_bytes)
         except BaseException:
-            if before is None or not before.is_installed:
+            if before is not None and before.is_installed:
+                self._reserve(*reserved)
+            else:
                 self._session.place(None)
                 self.placements = None
                 self._give_back()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from execute.states.training import CHUNK, adamw, everywhere, loss_of, net, placed, plain_loop, reference
+from execute.test_host_pool import watched_slabs
 
 from tierwise.errors import BadInput, OutOfHostMemory
 from tierwise.execute.host_pool import HostPool
 from tierwise.execute.null_device import NullDevice
 from tierwise.execute.states.handover import groups_of
+from tierwise.execute.states.ledger import stored_of
 from tierwise.execute.states.needs import SLACK_BYTES
 from tierwise.execute.states.states import States
+from tierwise.execute.states.units import Known, units_of
 from tierwise.execute.states.updates import Stored
 from tierwise.ir.placement import ON_DEVICE, Placement
 
@@ -101,10 +106,24 @@ def test_state_that_stays_is_not_touched(tmp_path):
     assert not {*after[("layers.2",)]} & {*blocks[("layers.2",)]}
 
 
-def homes(placements) -> list[Stored]:
-    from tierwise.execute.states.ledger import stored_of
-    from tierwise.execute.states.units import Known, units_of
+def test_memory_of_homes_that_nobody_has_any_more_is_given_back_at_once(monkeypatch):
+    """Also if nobody looks for garbage: two layers' parameters lived in host memory, each in pages of its own, and one's still do."""
+    model = net()
+    optimizer = adamw(model)
+    with placed(model, optimizer, {"layers.0": AWAY, "layers.1": AWAY}, masters="fp32") as states:
+        plain_loop(model, optimizer, 0)
+        with monkeypatch.context() as patched:
+            slabs = watched_slabs(patched)
+            states = moved(states, {"layers.0": CPU, "layers.1": AWAY})
+            gc.disable()
+            states = moved(states, {"layers.0": CPU})
+        alive = [slab() is not None for slab in slabs]
+        gc.enable()
+        states.close()
+    assert alive == [False]
 
+
+def homes(placements) -> list[Stored]:
     return [stored_of(unit, adamw_of_model, "fp32") for unit in units_of(Known.of(shared_model, adamw_of_model), placements)]
 
 

@@ -26,13 +26,14 @@ def llama(device: torch.device):
         return Llama(vocab=1024, layers=4, hidden=256, intermediate=704, heads=4).to(torch.bfloat16).train()
 
 
-def trained(placements, update, steps, tmp_path):
-    """Losses, and parameters in the end."""
+def trained(placements, update, steps, tmp_path, others=()):
+    """Losses, and parameters in the end. After every fourth step homes are the next of the others."""
     device = CudaDevice()
     model = llama(device.torch_device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     sizes = {"stream_chunk_elements": 1 << 16, "cpu_chunk_elements": 1 << 16}
-    states = States(model, optimizer, placements, device, regions=regions([ON_DEVICE]), update=update, masters="fp32", **sizes)
+    made = lambda places: States(model, optimizer, places, device, regions=regions([ON_DEVICE]), update=update, masters="fp32", **sizes)  # noqa: E731
+    states = made(placements)
     needs = states.needs()
     pool = HostPool(needs.host_bytes + 16 * MIB, device)
     store = NvmeStore(tmp_path, needs.nvme_bytes, pool, block_bytes=MIB, requests=2) if needs.nvme_bytes else None
@@ -40,6 +41,10 @@ def trained(placements, update, steps, tmp_path):
         states.install(pool=pool, store=store)
         losses = []
         for step in range(steps):
+            if others and step and step % 4 == 0:
+                with pool.growing(16 * MIB):
+                    before, states = states, made(others[step // 4 % len(others)])
+                    states.install(pool=pool, before=before)
             tokens = torch.randint(1024, (4, 128), generator=torch.Generator().manual_seed(step)).to(device.torch_device)
             loss = model(input_ids=tokens, labels=tokens.roll(-1, 1))
             loss.backward()
@@ -67,12 +72,12 @@ def regions(placements):
 _references: dict[tuple[str, int], object] = {}
 
 
-def check(placements, update, tmp_path):
+def check(placements, update, tmp_path, others=()):
     steps = WITH_DISK_STEPS if any("nvme" in (place.state, place.parameters) for place in placements.values()) else STEPS
     if (update, steps) not in _references:
         _references[update, steps] = trained(regions([ON_DEVICE]), update, steps, tmp_path)
     losses, parameters = _references[update, steps]
-    seen, found = trained(placements, update, steps, tmp_path)
+    seen, found = trained(placements, update, steps, tmp_path, others)
     assert seen == losses
     assert all(torch.equal(parameters[name], value) for name, value in found.items())
 
@@ -98,3 +103,10 @@ def test_parts_of_a_block_in_many_homes(update, tmp_path):
     for first in range(0, len(in_memory), 4):
         some = in_memory[first : first + 4]
         check(regions(some) | {part: some[(number // 2) % len(some)] for number, part in enumerate(parts)}, update, tmp_path)
+
+
+@pytest.mark.parametrize("update", ["after", "backward"])
+def test_homes_that_change_in_the_midst_of_a_training(update, tmp_path):
+    in_memory = [place for place in legal() if "nvme" not in (place.state, place.parameters)]
+    others = [regions(in_memory[first:] + in_memory[:first]) for first in range(0, len(in_memory), 3)]
+    check(others[-1], update, tmp_path, others)

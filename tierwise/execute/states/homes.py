@@ -105,7 +105,7 @@ class HostChunks:
             self._last.append(already())
 
     def start(self, index: int, ring: Ring | None, *, fresh: bool = False) -> None:
-        pass
+        del self.whole  # with which its memory would be there as long as anybody knows of this
 
     def take(self, index: int) -> tuple[torch.Tensor, tuple[Event, ...]]:
         return self._arrays[index], (self._last[index],)
@@ -148,7 +148,7 @@ class HostFlat:
         return self.whole.bytes.view(self.dtype)
 
     def start(self, index: int, ring: Ring | None, *, fresh: bool = False) -> None:
-        pass
+        del self.whole  # with which its memory would be there as long as anybody knows of this
 
     def take(self, index: int) -> tuple[torch.Tensor, tuple[Event, ...]]:
         return self._arrays[index], (self.last,)
@@ -170,6 +170,7 @@ class HostFlat:
     def free(self) -> None:
         settled(self.last).wait()
         self._arrays = []
+        del self.whole  # with which its memory would be there as long as anybody knows of this
         self._pool.close()
 
 
