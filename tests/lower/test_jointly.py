@@ -74,3 +74,13 @@ def test_parameters_come_as_early_as_is_fastest(hbm, cpu_seconds, tries, ahead):
     assert sum(place.parameters != "device" for place in program.states.values()) == 9
     others = [seconds_of(question, replace(program, ahead=other)) for other in {1, 2, 3} - {ahead}]
     assert program.ahead == ahead and seconds_of(question, program) < min(others)
+
+
+def test_what_is_known_is_beaten_or_kept():
+    """What sixty tries find is kept by a search that has one, and fits into what it has; with less memory it does not, and another is found."""
+    question = menu_with_moments(10, hbm=170, cpu_seconds=2.3)
+    good = choose_jointly(question, update="backward", tries=60)
+    few, again = (choose_jointly(question, update="backward", tries=1, known=known) for known in (None, good.program))
+    assert (again.seconds, again.program.states) == (good.seconds, good.program.states) and again.seconds < few.seconds
+    tight = replace(question, problem=question.problem.with_budget(good.peak_bytes - 10))
+    assert choose_jointly(tight, update="backward", tries=20, known=good.program).peak_bytes < good.peak_bytes

@@ -22,7 +22,7 @@ from ..execute.session import Plans, Session
 from ..execute.states.gradients import Gradient
 from ..execute.states.torch_compat import without_torch_function
 from ..execute.states.torchs import is_piecewise
-from ..ir import Machine, Menu, Placement, Timeline, check_schedule, peak_bytes
+from ..ir import Machine, Menu, Placement, Program, Timeline, check_schedule, peak_bytes
 from ..lower import Image, image, keeping_everything, with_budget
 from ..lower.states import anew
 from ..regions.elsewhere import Elsewhere
@@ -147,8 +147,12 @@ class Fitted:
         if key not in self._trials or not self._trials[key].has_run:
             return None
         self._trials[key].settled = True
-        plan = self._trials[key].fastest()[1]
-        return None if self.lasting.differs(plan.program) else plan
+        return self._trials[key].fastest()[1] if self._runs_now(key) is not None else None
+
+    def _runs_now(self, key: Any) -> Program | None:
+        """The program of the fastest plan so far, if state is where that has it."""
+        program = self._trials[key].fastest()[1].program
+        return None if self.lasting.differs(program) else program
 
     def _made_for(self, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], elsewhere: Elsewhere) -> Plan:
         corrects = key in self._trials and self._trials[key].corrections > 0
@@ -158,7 +162,7 @@ class Fitted:
         if key not in self._menus:
             self._menus[key] = self._menu(args, kwargs, elsewhere)
         try:
-            return self._made(self._menus[key], seconds, may_move=not corrects)
+            return self._made(self._menus[key], seconds, may_move=not corrects, known=self._runs_now(key) if corrects else None)
         except InfeasibleBudget:
             if corrects:  # there is a plan that runs
                 return self._trials[key].fastest()[1]
@@ -367,10 +371,10 @@ class Fitted:
         graph = anew(graph, [path for path, place in (placed or {}).items() if place.gradients == "host"])
         return replace(found, menu=replace(found.menu, problem=replace(found.menu.problem, graph=graph), homes=homes))
 
-    def _made(self, prepared: PreparedMenu, seconds: float, *, may_move: bool = True) -> Plan:
-        """`may_move`: also if lasting state that has to stay where it is leaves no plan."""
+    def _made(self, prepared: PreparedMenu, seconds: float, *, may_move: bool = True, known: Program | None = None) -> Plan:
+        """`may_move`: also if lasting state that has to stay where it is leaves no plan. `known`: what runs now, which is to be beaten."""
         self._progress("planning")
-        plan = self._planned(prepared, self._tightened_bytes, seconds, fixed=self._fixed(), may_move=may_move)
+        plan = self._planned(prepared, self._tightened_bytes, seconds, fixed=self._fixed(), may_move=may_move, known=known)
         for sentence in plan.words():
             _log.info("%s", sentence)
         calls = prepared.menu.problem.graph.calls
@@ -379,7 +383,7 @@ class Fitted:
 
     def _planned(
         self, prepared: PreparedMenu, tightened_bytes: int, seconds: float, *, fixed: Mapping[str, Placement] | None, may_move: bool = True,
-        room_for_holes: bool = True,
+        room_for_holes: bool = True, known: Program | None = None,
     ) -> Plan:  # fmt: skip
         aside = self.machine.device.library_bytes + self._other_bytes(prepared)
 
@@ -394,7 +398,7 @@ class Fitted:
             with self.session.suspended(), self.lasting.counting(), old_ones_rest():
                 prepared, program = program_for(
                     replace(prepared, menu=menu), self.settings.policy, tiers, self.model, self.device,
-                    compile=self.settings.compile, update=self.settings.update, fixed=fixed, takes=takes,
+                    compile=self.settings.compile, update=self.settings.update, fixed=fixed, takes=takes, known=known,
                     saved=self.settings.plan if not self.plans and not tightened_bytes else None, plan_seconds=seconds,
                     progress=self._progress,
                 )  # fmt: skip

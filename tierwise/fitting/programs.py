@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from torch import nn
 
@@ -41,13 +42,14 @@ def program_for(
     compile: bool,
     update: str = "after",
     fixed: Mapping[str, Placement] | None = None,
+    known: Program | None = None,
     takes: Takes = lambda states: (0, 0),
     saved: str | os.PathLike[str] | None = None,
     plan_seconds: float = PLAN_SECONDS,
     progress: Progress,
 ) -> tuple[PreparedMenu, Program]:
     """The policy's program within the budget of the menu, and the menu with what was measured on the way. `fixed`: where lasting state already is.
-    `saved`: a file with the program, which is taken as it is."""
+    `known`: one that runs, and is to be beaten. `saved`: a file with the program, which is taken as it is."""
     choose = _Timed(partial(choose_jointly, tiers=tiers, update=update, fixed=fixed, takes=takes), plan_seconds)
     on_gpu = device.torch_device.type == "cuda"
     if saved is not None or policy == "keep_all":
@@ -56,7 +58,7 @@ def program_for(
     if policy != "auto":
         return by_policy(model, prepared, policy, device, compile=compile, progress=progress, update=update)
     if not on_gpu:
-        return prepared, choose.thoroughly(prepared.menu, min(plan_seconds, GUESSED_SECONDS)).program
+        return prepared, choose.thoroughly(prepared.menu, min(plan_seconds, GUESSED_SECONDS), known=known).program
     seconds_each = 0.0  # of compiling and timing a choice
     for round in range(ROUNDS):
         best = choose.quickly(prepared.menu)
@@ -67,10 +69,10 @@ def program_for(
             wanted = _most_used(_unmeasured(prepared.menu, best.program), prepared.menu, best.program, many)
             if best.program.states and round == 0:
                 wanted = _and_lighter(wanted, prepared.menu, best.program)
-            known = choose.quickly(measured_only(prepared.menu)) if wanted else None
+            at_hand = choose.quickly(measured_only(prepared.menu)) if wanted else None
             count = sum(map(len, wanted.values()))
             worth = max(WORTH_COMPILING, WORTH_A_COMPILATION * count)
-            if known is not None and (known.seconds <= best.seconds * (1 + worth) or seconds_each * count > MOST_FURTHER_SECONDS):
+            if at_hand is not None and (at_hand.seconds <= best.seconds * (1 + worth) or seconds_each * count > MOST_FURTHER_SECONDS):
                 break
         if not wanted:
             break
@@ -79,7 +81,7 @@ def program_for(
         seconds_each = (time.monotonic() - began) / sum(map(len, wanted.values()))
         progress("planning")
     try:
-        return prepared, choose.thoroughly(measured_only(prepared.menu)).program
+        return prepared, choose.thoroughly(measured_only(prepared.menu), known=known).program
     except InfeasibleBudget:
         best_of_all = choose.thoroughly(prepared.menu)
     return measured(prepared, model, _unmeasured(prepared.menu, best_of_all.program), device, progress), best_of_all.program
@@ -98,10 +100,10 @@ class _Timed:
         except InfeasibleBudget:
             return None
 
-    def thoroughly(self, menu: Menu, seconds: float | None = None) -> Chosen:
-        return self._within(menu, max(self._last, self._left) if seconds is None else seconds)
+    def thoroughly(self, menu: Menu, seconds: float | None = None, known: Program | None = None) -> Chosen:
+        return self._within(menu, max(self._last, self._left) if seconds is None else seconds, known=known)
 
-    def _within(self, menu: Menu, seconds: float, **options: bool) -> Chosen:
+    def _within(self, menu: Menu, seconds: float, **options: Any) -> Chosen:
         if not all(menu.choices.values()):
             raise InfeasibleBudget("a region has no choice")
         began = time.monotonic()

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 
 from ..errors import InfeasibleBudget
-from ..ir import Menu, Placement, peak_bytes
+from ..ir import Menu, Placement, Program, peak_bytes
 from .around import Around
 from .bound import Bound, least_seconds
 from .chance import Chance
@@ -70,11 +70,13 @@ def choose_jointly(
     explained: bool = True,
     detailed: bool = True,
     fixed: Mapping[str, Placement] | None = None,
+    known: Program | None = None,
     takes: Takes = lambda states: (0, 0),
 ) -> Chosen:
     """The fastest program found in so many seconds, or `tries`, which alone make two searches equal; more than those only to find one at all.
-    `fixed`: state is already where these say. `takes`: what whoever runs updates holds on the device for them all the time, and of host memory in
-    all. `explained`: it says how far it is from what no plan could beat. `detailed`: what is best is looked at with all updates one by one."""
+    `fixed`: state is already where these say. `known`: one that is to be beaten. `takes`: what whoever runs updates holds on the device for them all
+    the time, and of host memory in all. `explained`: it says how far it is from what no plan could beat. `detailed`: what is best is looked at with
+    all updates one by one."""
     whole = menu
     if menu.homes:
         menu = compact(menu)
@@ -95,6 +97,8 @@ def choose_jointly(
                 detail = Detail(whole, takes, clock, others)
                 found = detail.first(found, search.tries.near(found), began + DETAILED_SHARE * seconds)
                 found = detail.in_time(detail.where_they_come_anyway(found) if fixed is None else found)
+                if known is not None:
+                    found = detail.faster(found, known)
                 if fixed is None:
                     found = detail.in_time(Chance(whole, detail, clock, others).better(found, began + DRAWN_SHARE * seconds))
         if missing <= 0:
