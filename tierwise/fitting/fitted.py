@@ -292,9 +292,12 @@ class Fitted:
             self._menus[key] = replace(self._menus[key], menu=trials.menu)
 
     def _fixed(self) -> Mapping[str, Placement] | None:
-        """Where lasting state has to stay: it moves only while no gradient waits, and no plan of another shape counts on where it is."""
+        """Where lasting state has to stay. It moves only while no gradient waits, no plan of another shape counts on where it is, and its updates
+        have the same bits wherever they run: torch's own have others on a card than on the CPU."""
         placed = self.lasting.placements
-        return placed if not placed or self.plans or any(parameter.grad is not None for parameter in self._parameters) else None
+        has_bits_of_a_place = self.settings.masters is None and self.device.torch_device.type != "cpu"
+        is_held = bool(self.plans) or has_bits_of_a_place or any(parameter.grad is not None for parameter in self._parameters)
+        return placed if not placed or is_held else None
 
     def _learn(self) -> None:
         """After a step that ran out of memory although its plan fits, plan with less."""

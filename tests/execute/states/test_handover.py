@@ -12,6 +12,7 @@ from execute.test_host_pool import watched_slabs
 from tierwise.errors import BadInput, OutOfHostMemory
 from tierwise.execute.host_pool import HostPool
 from tierwise.execute.null_device import NullDevice
+from tierwise.execute.states import updates
 from tierwise.execute.states.handover import groups_of
 from tierwise.execute.states.ledger import stored_of
 from tierwise.execute.states.needs import SLACK_BYTES
@@ -179,9 +180,10 @@ def test_gradients_are_asked_for_first(tmp_path):
     assert losses == reference(3).losses
 
 
-@pytest.mark.parametrize("when", range(5))
+@pytest.mark.parametrize("when", [*range(5), "before"])
 def test_a_move_that_fails_gives_everything_back(when, tmp_path, monkeypatch):
-    """There is no room for the so-many-th module: what has moved, and what has not, is in the optimizer, as after close()."""
+    """There is no room for the so-many-th module, or for buffers before anything moves: what has moved, and what has not, is in the optimizer, as
+    after close()."""
     model = net()
     optimizer = adamw(model)
     with placed(model, optimizer, MIXED, directory=tmp_path, masters="fp32") as states:
@@ -189,16 +191,16 @@ def test_a_move_that_fails_gives_everything_back(when, tmp_path, monkeypatch):
         seen = []
         keep = States._move_in
 
-        def failing(self, home, moving, **options):
-            seen.append(home)
-            if len(seen) > when:
+        def failing(*args, **options):
+            seen.append(args)
+            if when == "before" or len(seen) > when:
                 raise OutOfHostMemory("no room")
-            keep(self, home, moving, **options)
+            keep(*args, **options)
 
         with monkeypatch.context() as patched, pytest.raises(OutOfHostMemory):
-            patched.setattr(States, "_move_in", failing)
+            patched.setattr(*((updates, "Ring") if when == "before" else (States, "_move_in")), failing)
             moved(states, OTHERS)
-        assert not states.is_installed and len(seen) == when + 1
+        assert not states.is_installed and len(seen) == (1 if when == "before" else when + 1)
     with placed(model, optimizer, OTHERS, directory=tmp_path, masters="fp32"):
         losses += [plain_loop(model, optimizer, step) for step in range(2, 4)]
     assert losses == reference(4).losses

@@ -147,9 +147,9 @@ class States:
         if before is not None:
             before.retire()
             self.steps = before.steps
-        self._updates = Updates(self.device, pool, self._arithmetic(), self.stored)
-        self._pace = Pace(self.device) if self._updates.runs_beside else None
         try:
+            self._updates = Updates(self.device, pool, self._arithmetic(), self.stored)
+            self._pace = Pace(self.device) if self._updates.runs_beside else None
             if pool is not None:
                 self._traffic = Traffic(self.device, pool, self._updates.host_lane, leaving_bytes=self._leaving_bytes)
                 self._shelf = Shelf(pool)
