@@ -9,7 +9,7 @@ import torch
 from execute.states.training import CHUNK, adamw, everywhere, loss_of, net, placed, plain_loop, reference
 from execute.test_host_pool import watched_slabs
 
-from tierwise.errors import BadInput, OutOfHostMemory
+from tierwise.errors import BadInput, OutOfDeviceMemory, OutOfHostMemory
 from tierwise.execute.host_pool import HostPool
 from tierwise.execute.null_device import NullDevice
 from tierwise.execute.states import updates
@@ -201,6 +201,23 @@ def test_a_move_that_fails_gives_everything_back(when, tmp_path, monkeypatch):
             patched.setattr(*((updates, "Ring") if when == "before" else (States, "_move_in")), failing)
             moved(states, OTHERS)
         assert not states.is_installed and len(seen) == (1 if when == "before" else when + 1)
+    with placed(model, optimizer, OTHERS, directory=tmp_path, masters="fp32"):
+        losses += [plain_loop(model, optimizer, step) for step in range(2, 4)]
+    assert losses == reference(4).losses
+
+
+def test_a_move_for_which_the_device_has_no_room_loses_nothing(tmp_path):
+    """Not even for one module in passing: parameters that live in host memory stay there."""
+    model = net()
+    optimizer = adamw(model)
+    with placed(model, optimizer, everywhere(AWAY), directory=tmp_path, masters="fp32") as states:
+        losses = [plain_loop(model, optimizer, step) for step in range(2)]
+        states.retire()
+        others = states.device.empty(states.device.capacity_bytes - states.device.memory().allocated_bytes)
+        with pytest.raises(OutOfDeviceMemory):
+            moved(states, {**everywhere(AWAY), "head": ON_DEVICE})
+        assert not states.is_installed
+        del others
     with placed(model, optimizer, OTHERS, directory=tmp_path, masters="fp32"):
         losses += [plain_loop(model, optimizer, step) for step in range(2, 4)]
     assert losses == reference(4).losses

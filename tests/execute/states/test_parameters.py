@@ -391,6 +391,27 @@ def test_parameters_that_were_replaced_are_named():
     assert model.embedding.weight.sum() == 0
 
 
+@pytest.mark.parametrize("place", [HOST, DISK])
+def test_parameters_for_which_the_device_has_no_room_are_given_back_in_host_memory(place, tmp_path, caplog):
+    """Somebody else has all that was free: what was trained is not lost. One module was there already, since somebody wrote to it."""
+    model = net()
+    optimizer = adamw(model)
+    with placed(model, optimizer, everywhere(place), directory=tmp_path, masters="fp32") as states:
+        losses = [plain_loop(model, optimizer, step) for step in range(2)]
+        with torch.no_grad():
+            model.head.bias.add_(0)
+        states.flush()
+        free = states.device.capacity_bytes - states.device.memory().allocated_bytes
+        others = states.device.empty(free)
+        states.close()
+        del others
+    expected = reference(2)
+    assert losses == expected.losses
+    assert all(torch.equal(parameter, expected.parameters[name]) for name, parameter in model.named_parameters())
+    assert all(optimizer.state[parameter]["exp_avg"].any() for parameter in model.parameters())
+    assert "no room for the parameters of embedding bfloat16 and 3 more modules: they are given back in host memory" in caplog.text
+
+
 def test_state_for_which_the_device_has_no_room_is_given_back_in_host_memory(monkeypatch, caplog):
     """A model smaller than the device whose state was larger: what was trained is not lost when it is given back."""
     model = nn.Linear(4, 4, bias=False)

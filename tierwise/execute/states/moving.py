@@ -57,11 +57,15 @@ class Moving:
         place = self._origins[slot.parameter]
         return torch.device("cpu") if place.type == "meta" else place
 
-    def back(self, unit: Unit) -> None:
-        """Parameters that stayed on the device, to where they came from."""
-        for slot in unit.slots:
-            if slot.parameter.device != self.origin(slot):
-                slot.parameter.data = slot.parameter.data.to(self.origin(slot))
+    def back(self, unit: Unit) -> bool:
+        """Parameters that stayed on the device, to where they came from. Whether it had room for those that wait in host memory; else they stay."""
+        try:
+            for slot in unit.slots:
+                if slot.parameter.device != self.origin(slot):
+                    slot.parameter.data = slot.parameter.data.to(self.origin(slot))
+        except torch.OutOfMemoryError:
+            return False
+        return True
 
     def state_back(self, slot: Slot, state: Mapping[str, Any]) -> dict[str, Any]:
         """A parameter's state beside it, in memory of its own; in host memory if the device has no room."""

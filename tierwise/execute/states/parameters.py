@@ -176,27 +176,38 @@ class Residence:
             self.home.write_from(self._device, here, after)
         self._written()
 
-    def end(self, origin: Callable[[Slot], torch.device]) -> None:
-        """The parameters get memory of their own again, where they came from; the unit's is given back."""
+    def end(self, origin: Callable[[Slot], torch.device]) -> bool:
+        """The parameters get memory of their own again, where they came from, or where the device has no room for them in host memory; the unit's is
+        given back. Whether there was room."""
         if self.was_replaced():
-            return  # somebody has already given them some
-        lost = False
+            return True  # somebody has already given them some
+        places = [origin(slot) for slot in self.unit.slots]
         try:
-            self.arrive()
+            values = [self._alone(slot, place) for slot, place in zip(self.unit.slots, places, strict=True)]
         except TierwiseError as error:
             _log.error("the parameters of %s cannot be read any more and are NaN now; load them from a checkpoint: %s", self.unit.name, error)
-            lost = True
-            unguard(self.parameters)
-        for slot in self.unit.slots:
-            parameter, place = slot.parameter, origin(slot)
+            made = (
+                torch.empty_strided(slot.size, slot.stride, dtype=self.unit.dtype, device=place)
+                for slot, place in zip(self.unit.slots, places, strict=True)
+            )
+            values = [(empty.fill_(float("nan")), True) for empty in made]
+        unguard(self.parameters)
+        for slot, (value, _) in zip(self.unit.slots, values, strict=True):
+            parameter = slot.parameter
             gradient, parameter.grad = parameter.grad, None
-            if lost:
-                parameter.data = torch.empty_strided(slot.size, slot.stride, dtype=self.unit.dtype, device=place).fill_(float("nan"))
-            else:
-                parameter.data = slot.shaped(self._flat).to(place, copy=True)
-            parameter.grad = None if gradient is None else gradient.to(place)
+            parameter.data = value
+            parameter.grad = None if gradient is None else gradient.to(value.device)
         self.is_here = False
         self._device.resize(self._storage, 0)
+        return all(had_room for _, had_room in values)
+
+    def _alone(self, slot: Slot, place: torch.device) -> tuple[torch.Tensor, bool]:
+        """A parameter in memory of its own, and whether there was room for it where it is wanted. Host memory has what it was at home."""
+        try:
+            self.arrive()
+            return slot.shaped(self._flat).to(place, copy=True), True
+        except torch.OutOfMemoryError:
+            return self.on_host(slot).clone(), False
 
     def on_host(self, slot: Slot) -> torch.Tensor:
         """The parameter as it is at home, for a state_dict. In host memory those bytes themselves, in a tensor of exactly their length."""

@@ -34,6 +34,7 @@ from ..nvme import NvmeStore
 from ..pace import Pace
 from .arithmetic import Arithmetic, Formula, Torchs
 from .checkpoint import Checkpoints
+from .checks import check
 from .driver import Driver, watch
 from .facade import Facade
 from .gradients import LEAVING_BYTES, Gradient, Shelf, Traffic
@@ -45,7 +46,7 @@ from .moving import Moving, on_host
 from .needs import needs_of, shelf_bytes
 from .parameters import Residence
 from .passes import Passes
-from .placement import ON_DEVICE, Needs, Placement
+from .placement import Needs, Placement
 from .residency import Residency
 from .stepping import Stepping, has_gradient
 from .torchs import is_piecewise
@@ -105,6 +106,10 @@ class States:
             known or Known.of(model, optimizer), placements, regions=regions, apart=update == "backward",
             stream_chunk_elements=stream_chunk_elements, cpu_chunk_elements=cpu_chunk_elements,
         )  # fmt: skip
+        self._is_whole = optimizer is not None and masters is None and not is_piecewise(optimizer)
+        for unit in units:
+            if self._is_whole and unit.trained and unit.placement.update == "cpu":
+                unit.chunk_elements = max(1, unit.numel)
         self.stored = [stored_of(unit, optimizer, masters) for unit in units]
         self._threads, self._cpus, self._compiled = threads, cpus, compiled
         self._source = source or {}
@@ -142,8 +147,7 @@ class States:
         run; otherwise whoever runs them says it. If that fails model and optimizer are as they were at the beginning, state in host memory where the
         device has no room for it."""
         self._pool, self._store = pool, store
-        self._check()
-        self._check_gradients()
+        check(self.stored, self.optimizer, self._is_whole, pool, store)
         if before is not None:
             before.retire()
             self.steps = before.steps
@@ -505,8 +509,7 @@ class States:
                 self._move_out(state=True)
             before.give_out(before.stored)
             if before._moving is not None:
-                for home in before.stored:
-                    before._moving.back(home.unit)
+                before._say_where([home for home in before.stored if not before._moving.back(home.unit)])
             before._tear_down()
 
     def _send_away(self, home: Stored, moving: Moving) -> None:
@@ -544,16 +547,15 @@ class States:
         return slot.flat(slot.parameter.detach() if residence is None else residence.on_host(slot))
 
     def _move_out(self, *, state: bool) -> None:
+        """Parameters before any state, which may take all the room that they had."""
         assert self._moving is not None
         for home in self.stored:
             for slot in home.unit.slots:
                 gradient = slot.parameter.grad
                 if isinstance(gradient, Gradient):
                     slot.parameter.grad = gradient.held.recall() if state and not gradient.held.spent else None
-            if home in self.residency.residences:
-                self.residency.residences[home].end(self._moving.origin)
-            else:
-                self._moving.back(home.unit)
+        self._say_where([home for home in self.stored if not self._parameters_back(home)])
+        for home in self.stored:
             if state and home.unit.trained and self._ledger is not None and self.optimizer is not None and not self._ledger.is_native(home):
                 for slot in home.unit.slots:
                     kept = self._ledger.of(home, slot)
@@ -561,6 +563,18 @@ class States:
                         self.optimizer.state[slot.parameter] = self._moving.state_back(slot, kept)
                 home.arrays = None  # what was given back is there twice until then
         self._moving.buffers_back()
+
+    def _parameters_back(self, home: Stored) -> bool:
+        """Whether the device had room for them, if that is where they came from."""
+        assert self._moving is not None
+        residence = self.residency.residences.get(home)
+        return self._moving.back(home.unit) if residence is None else residence.end(self._moving.origin)
+
+    def _say_where(self, homes: Sequence[Stored]) -> None:
+        """These parameters are not where they came from."""
+        if homes:
+            names = homes[0].unit.name + (f" and {len(homes) - 1} more modules" if len(homes) > 1 else "")
+            _log.warning("the device has no room for the parameters of %s: they are given back in host memory; model.to(...) takes them there", names)
 
     def _watch(self) -> None:
         """Hooks on parameters, and on modules whose parameters are saved and loaded."""
@@ -579,30 +593,6 @@ class States:
         for path in self._by_region:
             module = self.model.get_submodule(path)
             self._removers.append(module.register_load_state_dict_post_hook(lambda *_, path=path: self.residency.loaded(path)).remove)
-
-    def _check_gradients(self) -> None:
-        for home in self.stored:
-            for slot in home.unit.slots:
-                if slot.parameter.grad is not None and home.unit.placement != ON_DEVICE:
-                    raise BadInput(f"{slot.name} has a gradient; call optimizer.zero_grad() before its home is changed")
-
-    def _check(self) -> None:
-        whole = self.optimizer is not None and self.masters is None and not is_piecewise(self.optimizer)
-        for home in self.stored:
-            unit, place, trained = home.unit, home.unit.placement, home.unit.trained
-            if self._pool is None and ((trained and (place.state != "device" or place.gradients == "host")) or place.parameters == "nvme"):
-                raise BadInput(f"{unit.name} keeps something off the device and there is no host memory for it; give a pool")
-            if self._store is None and ((trained and place.state == "nvme") or place.parameters == "nvme"):
-                raise BadInput(f"{unit.name} lives on disk and no disk store was given; name one with nvme=")
-            if trained and place.update != "device" and unit.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-                raise BadInput(f"{unit.name} is of type {unit.dtype}, which only torch itself updates; leave it on the device")
-            if whole and trained and (place.update == "streamed" or place.state == "nvme" or place.parameters == "nvme"):
-                raise BadInput(
-                    f"{type(self.optimizer).__name__} runs on whole parameters where their state is, so {unit.name} can be updated on the device, or "
-                    f"on the CPU with state in host memory, not {place.update!r} with state on {place.state!r}"
-                )
-            if whole and trained and place.update == "cpu":
-                unit.chunk_elements = max(1, unit.numel)
 
     def _stop(self) -> None:
         """Nothing is updated any more, and nobody tells of regions that run."""
