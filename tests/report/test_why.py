@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from problems import chain, machine
 
+from tierwise.ir.timeline import Span
 from tierwise.policies import plan
 from tierwise.policies._gaps import Drop, Swap, build
+from tierwise.report.waits import waits_of
 from tierwise.report.why import change_bytes, decisions, limit, with_less, with_more
 from tierwise.simulate import simulate
 
@@ -45,6 +49,16 @@ def test_a_link_limits_what_waits_for_it():
     schedule = build(problem, [Swap(1, "dram", 2, 3, 6)])
     words = limit(problem, schedule, simulate(problem, schedule))
     assert words.startswith("the link to the device: the gpu works ") and words.endswith(" while in is busy")
+
+
+def test_what_a_step_waits_for_may_have_begun_in_the_one_before():
+    """Of ten seconds the gpu works the last four; the cpu's update from 7 to 14 is 4 s of the next step, and a copy takes 2 s of this one."""
+    problem = chain(4)
+    schedule = build(problem)
+    spans = (Span(0, "gpu", 6.0, 10.0), Span(1, "cpu", 7.0, 14.0), Span(2, "in", 4.0, 6.0))
+    timeline = replace(simulate(problem, schedule), seconds=10.0, spans=spans)
+    assert waits_of(timeline, "gpu") == (6.0, {"cpu": 4.0, "in": 2.0})
+    assert limit(problem, schedule, timeline) == "the cpu: the gpu works 40% of the step, and waits for 4.00 s while cpu is busy"
 
 
 def test_more_and_less_are_said_in_seconds():

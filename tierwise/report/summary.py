@@ -15,6 +15,7 @@ from ..ir.schedule import held_as
 from ..units import format_bytes
 from .fates import Fate, Module, fates, module_tree, recomputations
 from .tables import Group, grouped
+from .waits import waits_of
 from .words import explain, sentence
 
 RECOMPUTE = "recompute"
@@ -206,16 +207,14 @@ def device_tier(run: Run) -> str:
 def times(timeline: Timeline, problem: Problem | None, schedule: Schedule | None) -> Times:
     lanes = lane_order(timeline, problem)
     device = lanes[0] if lanes else ""
-    inside = {lane: _merged(_wrapped(timeline, lane)) for lane in lanes}
-    idle = _holes(inside[device], timeline.seconds) if device else []
-    while_idle = {lane: _overlap(idle, inside[lane]) for lane in lanes[1:]}
+    waiting_seconds, while_waiting = waits_of(timeline, device) if device else (0.0, {})
     return Times(
         measured=timeline.measured,
         seconds=timeline.seconds,
         peaks=tuple(_peak(timeline, tier, problem, schedule, device) for tier in timeline.peak_bytes if tier not in BUFFERS),
         lanes=tuple(_lane(timeline, lane, problem, schedule) for lane in lanes),
-        waiting_seconds=sum(end - start for start, end in idle),
-        waiting_while={lane: seconds for lane, seconds in while_idle.items() if seconds > 0},
+        waiting_seconds=waiting_seconds,
+        waiting_while={lane: while_waiting[lane] for lane in lanes if lane in while_waiting},
     )
 
 
@@ -289,51 +288,6 @@ def largest_moment(timeline: Timeline, tier: str) -> tuple[float | None, dict[st
         if last and total > most:
             most, at, roles = total, when, {name: size for name, size in held.items() if size}
     return at, roles
-
-
-# -- intervals --------------------------------------------------------------------------------------------------------------------------
-
-Interval = tuple[float, float]
-
-
-def _wrapped(timeline: Timeline, lane: str) -> Iterable[Interval]:
-    """The lane's work as it falls into one period: what reaches over an end is work of the neighbouring period too."""
-    period = timeline.seconds
-    for span in timeline.spans:
-        if span.lane != lane or span.end <= span.start or period <= 0:
-            continue
-        start, end = span.start, min(span.end, span.start + period)
-        shift = math.floor(start / period) * period
-        start, end = start - shift, end - shift
-        yield start, min(end, period)
-        if end > period:
-            yield 0.0, end - period
-
-
-def _merged(intervals: Iterable[Interval]) -> list[Interval]:
-    found: list[Interval] = []
-    for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
-        else:
-            found.append((start, end))
-    return found
-
-
-def _holes(busy: list[Interval], period: float) -> list[Interval]:
-    edges = [0.0, *(edge for interval in busy for edge in interval), period]
-    return [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if end > start]
-
-
-def _overlap(a: list[Interval], b: list[Interval]) -> float:
-    total, i, j = 0.0, 0, 0
-    while i < len(a) and j < len(b):
-        total += max(0.0, min(a[i][1], b[j][1]) - max(a[i][0], b[j][0]))
-        if a[i][1] < b[j][1]:
-            i += 1
-        else:
-            j += 1
-    return total
 
 
 # -- a plan -----------------------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from ..ir import BUFFERS, Compute, Copy, Phase, Problem, Role, Schedule, Timeline
 from ..units import format_bytes, format_seconds
 from .fates import Fate, fates, recomputations
+from .waits import waits_of
 from .words import role_words
 
 GIB = 1 << 30
@@ -117,31 +118,11 @@ def limit(problem: Problem, schedule: Schedule, timeline: Timeline) -> str:
     work = f"the {device} works {busy / step:.0%} of the step" + (f", {again / step:.0%} of it on what was computed before" if again else "")
     if busy >= BUSY * step:
         return f"compute: {work}"
-    waits = _waits(timeline, device)
+    _, waits = waits_of(timeline, device)
     if not waits:
         return f"the order of things: {work}, and nothing else is busy while it waits"
     lane, seconds = max(waits.items(), key=lambda found: (found[1], found[0]))
     return f"{_lane_words(problem, lane)}: {work}, and waits for {format_seconds(seconds)} while {lane} is busy"
-
-
-def _waits(timeline: Timeline, device: str) -> dict[str, float]:
-    """For each other lane, how long it works while the device does nothing."""
-    mine = sorted((span.start, span.end) for span in timeline.spans if span.lane == device)
-    idle: list[tuple[float, float]] = []
-    now = 0.0
-    for start, end in mine:
-        if start > now:
-            idle.append((now, start))
-        now = max(now, end)
-    if timeline.seconds > now:
-        idle.append((now, timeline.seconds))
-    found: dict[str, float] = {}
-    for span in timeline.spans:
-        if span.lane != device:
-            found[span.lane] = found.get(span.lane, 0.0) + sum(
-                max(0.0, min(end, span.end) - max(start, span.start)) for start, end in idle if end > span.start
-            )
-    return {lane: seconds for lane, seconds in found.items() if seconds > 0}
 
 
 def _lane_words(problem: Problem, lane: str) -> str:
