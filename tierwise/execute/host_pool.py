@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -44,6 +44,14 @@ class Block:
     place: Place
     bytes: torch.Tensor
     pinned: bool
+    lent: list[weakref.ref[memoryview]] = field(default_factory=list)  # to tensors that somebody may keep for longer than this
+
+    def lend(self, part: torch.Tensor) -> torch.Tensor:
+        """Some of these bytes as a tensor with a storage of its own, so that saving it saves no more."""
+        view = part.view(torch.uint8).numpy().data
+        self.lent[:] = [other for other in self.lent if other() is not None]
+        self.lent.append(weakref.ref(view))  # which lives as long as the storage
+        return torch.frombuffer(view, dtype=part.dtype)
 
     @property
     def offset(self) -> int:
@@ -80,7 +88,9 @@ class HostPool:
         self._more: list[HostPool] = []
         self._grows_by: tuple[int, int | None] | None = None
         self._device = device
-        self._slab: torch.Tensor | None = _slab(self.nbytes, host_limit_bytes)
+        self._pages: mmap.mmap | None = _pages(self.nbytes, host_limit_bytes)
+        self._slab: torch.Tensor | None = torch.frombuffer(self._pages, dtype=torch.uint8)
+        self._dissolves = False
         device.exempt(self._slab)
         pinned: list[int] = []
         self._unpin = weakref.finalize(self, _unpin, device, pinned, self._slab, os.getpid())
@@ -143,7 +153,17 @@ class HostPool:
         """Take a block back; `after` are the events until which its bytes are still in use. Safe in a finalizer: it only leaves a note."""
         owner = next((pool for pool in (self, *self._more) if pool.has(block)), None)
         if owner is not None:
+            if owner._dissolves and not any(view() is not None for view in block.lent):
+                owner._discard(block, after)
             owner._freed.append((block, tuple(after)))
+
+    def dissolve(self) -> None:
+        """Nothing is pinned any more, and what is freed from now on goes back to the system at once: what is here is about to be copied to other host
+        memory, and there need not be room for all of it twice."""
+        for pool in self._more:
+            pool.dissolve()
+        self._dissolves, self.pinned_bytes = True, 0
+        self._unpin()  # the system takes back no page that is locked
 
     def has(self, block: Block) -> bool:
         """Whether these bytes are of its slab."""
@@ -153,7 +173,7 @@ class HostPool:
         """Unpin and unmap, once no copy runs any more. Views that outlive the pool keep their bytes, unpinned."""
         while self._more:
             self._more.pop().close()
-        self._slab = None
+        self._slab = self._pages = None
         self._unpin()
 
     def _grown(self, nbytes: int) -> HostPool:
@@ -164,6 +184,15 @@ class HostPool:
         self._more.append(other)
         self.nbytes, self.pinned_bytes = self.nbytes + other.nbytes, self.pinned_bytes + other.pinned_bytes
         return other
+
+    def _discard(self, block: Block, after: Sequence[Event]) -> None:
+        """Its whole pages, which are zero if they are ever read again."""
+        for event in (*block.after, *after):
+            event.wait()
+        start = round_up(block.offset, PAGE_BYTES)
+        stop = (block.offset + block.nbytes) // PAGE_BYTES * PAGE_BYTES
+        if self._pages is not None and start < stop and hasattr(mmap, "MADV_DONTNEED"):
+            self._pages.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
     def _settle(self) -> None:
         while self._freed:
@@ -219,7 +248,7 @@ def _unpin(device: Device, pinned: list[int], slab: torch.Tensor, owner: int) ->
         device.unpin(pinned.pop())
 
 
-def _slab(nbytes: int, limit_bytes: int | None) -> torch.Tensor:
+def _pages(nbytes: int, limit_bytes: int | None) -> mmap.mmap:
     """Anonymous pages, private to this process."""
     if limit_bytes is not None and nbytes > limit_bytes:
         raise OutOfHostMemory(f"the plan keeps {format_bytes(nbytes)} in host memory and host= allows {exact_bytes(limit_bytes)}; allow more")
@@ -241,7 +270,7 @@ def _slab(nbytes: int, limit_bytes: int | None) -> torch.Tensor:
                 pages.madvise(getattr(mmap, advice))
             except OSError:
                 _log.debug("the system does not know %s", advice)
-    return torch.frombuffer(pages, dtype=torch.uint8)
+    return pages
 
 
 def available_host_bytes() -> int:

@@ -16,11 +16,13 @@ from torch.utils.checkpoint import checkpoint
 
 from tierwise.errors import BadFile, BadInput
 from tierwise.execute.null_device import NullDevice
+from tierwise.execute.states import moving as moving_module
 from tierwise.execute.states.guards import is_guarded
 from tierwise.execute.states.moving import Moving
 from tierwise.execute.states.placement import Placement
 from tierwise.execute.states.safetensors import Checkpoint
 
+CPU = Placement("host", "cpu", gradients="host")
 HOST = Placement("host", "cpu", "host", "host")
 DISK = Placement("nvme", "streamed", "nvme", "host")
 AFTER_STEP = everywhere(Placement("host", "cpu", gradients="host"))
@@ -415,13 +417,33 @@ def test_parameters_for_which_the_device_has_no_room_are_given_back_in_host_memo
 def test_state_for_which_the_device_has_no_room_is_given_back_in_host_memory(monkeypatch, caplog):
     """A model smaller than the device whose state was larger: what was trained is not lost when it is given back."""
     model = nn.Linear(4, 4, bias=False)
-    moving = Moving(model, NullDevice(1 << 20), {})
+    moving, copied = Moving(model, NullDevice(1 << 20), {}), moving_module._copied
 
-    def full(slot):
+    def full_once(state, place):
+        monkeypatch.setattr(moving_module, "_copied", copied)
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr(moving, "origin", full)
+    monkeypatch.setattr(moving_module, "_copied", full_once)
     state = {"step": torch.tensor(3.0), "exp_avg": torch.ones(4, 4)}
     back = moving.state_back(SimpleNamespace(parameter=model.weight, name="weight"), state)
     assert torch.equal(back["exp_avg"], state["exp_avg"]) and back["exp_avg"] is not state["exp_avg"] and back["step"] is state["step"]
     assert "no room for the optimizer's state of weight: it is given back in host memory" in caplog.text
+
+
+def test_what_is_given_back_in_host_memory_is_not_there_twice(monkeypatch):
+    """Each module's pages are zero again, and so no longer the system's to keep, when the next one's state is read; what somebody still has of them,
+    such as a state_dict, is as it was."""
+    model = net(torch.float32)
+    optimizer = adamw(model)
+    chunk = 4096  # elements: chunks of several pages
+    with placed(
+        model, optimizer, {"layers.0": CPU, "layers.1": CPU}, masters="fp32", stream_chunk_elements=chunk, cpu_chunk_elements=chunk
+    ) as states:
+        plain_loop(model, optimizer, 0)
+        kept = optimizer.state_dict()["state"]
+        held = next(value["exp_avg"] for value in kept.values() if value["exp_avg"].numel() == 512)
+        before, blocks = held.clone(), [block.bytes for home in states.stored if home.chunks is not None for block in home.chunks.blocks]
+        del kept
+        states.close()
+    assert torch.equal(held, before) and held.any()
+    assert 0 < sum(1 for nbytes in blocks if not nbytes[4096:-4096].any()) < len(blocks)

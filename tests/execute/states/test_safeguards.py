@@ -148,8 +148,12 @@ CASES = [  # what is taken away, where, which lane is slow, and whether gradient
 ]
 
 
+def moments_of(states) -> list[torch.Tensor]:
+    return [state["exp_avg"].clone() for state in states.collected().values()]
+
+
 def trouble(placement, tmp_path, monkeypatch, slow=OUT, clip=True) -> bool:
-    """Whether three steps under delays go wrong: other losses, lost copies, or an error."""
+    """Whether three steps under delays go wrong: other losses or state, lost copies, or an error."""
     model = net()
     optimizer = adamw(model)
     loop = clipped_loop if clip else plain_loop
@@ -165,10 +169,13 @@ def trouble(placement, tmp_path, monkeypatch, slow=OUT, clip=True) -> bool:
 
     monkeypatch.setattr(Updates, "_on_cpu", on_cpu)
     try:
-        with placed(model, optimizer, everywhere(placement), directory=tmp_path, masters="fp32", delay=0.001, before_copy=before_copy):
+        with placed(model, optimizer, everywhere(placement), directory=tmp_path, masters="fp32", delay=0.001, before_copy=before_copy) as states:
             for step in range(3):
                 losses.append(loop(model, optimizer, step))
-            saved = {name: value.clone() for name, value in model.state_dict().items()}
+            saved, moments = {name: value.clone() for name, value in model.state_dict().items()}, moments_of(states)
+            states.device.synchronize()
+            if not all(map(torch.equal, moments, moments_of(states))):  # what was read was still on its way
+                return True
     except (TierwiseError, AssertionError, RuntimeError, KeyError, IndexError):
         return True
     expected = reference(3, loop=loop)

@@ -70,7 +70,7 @@ class Moving:
     def state_back(self, slot: Slot, state: Mapping[str, Any]) -> dict[str, Any]:
         """A parameter's state beside it, in memory of its own; in host memory if the device has no room."""
         try:
-            return _copied(state, self.origin(slot))
+            return _copied(state, slot.parameter.device)
         except torch.OutOfMemoryError:
             _log.warning("the device has no room for the optimizer's state of %s: it is given back in host memory", slot.name)
             return on_host(state)

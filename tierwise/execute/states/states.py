@@ -203,9 +203,8 @@ class States:
                 residence.end(lambda _: self.device.torch_device)
             if self._ledger is not None and self.optimizer is not None and (home.chunks is not None or home.arrays is not None):
                 for slot in home.unit.slots:
-                    kept = self._ledger.of(home, slot)
-                    if kept:
-                        self.optimizer.state[slot.parameter] = on_host(kept)
+                    if given := on_host(self._ledger.of(home, slot)):
+                        self.optimizer.state[slot.parameter] = given
             self._let_go(home)
 
     def held_on_device(self) -> list[torch.Tensor]:
@@ -504,6 +503,8 @@ class States:
 
     def _back_from(self, before: States) -> None:
         """What has moved already, and what has not."""
+        if self._pool is not None:
+            self._pool.dissolve()
         with torch.no_grad():
             if self._moving is not None:
                 self._move_out(state=True)
@@ -557,18 +558,32 @@ class States:
         self._say_where([home for home in self.stored if not self._parameters_back(home)])
         for home in self.stored:
             if state and home.unit.trained and self._ledger is not None and self.optimizer is not None and not self._ledger.is_native(home):
-                for slot in home.unit.slots:
-                    kept = self._ledger.of(home, slot)
-                    if kept:
-                        self.optimizer.state[slot.parameter] = self._moving.state_back(slot, kept)
-                home.arrays = None  # what was given back is there twice until then
+                self._state_back(home, self._ledger, self.optimizer)
         self._moving.buffers_back()
 
     def _parameters_back(self, home: Stored) -> bool:
         """Whether the device had room for them, if that is where they came from."""
         assert self._moving is not None
-        residence = self.residency.residences.get(home)
-        return self._moving.back(home.unit) if residence is None else residence.end(self._moving.origin)
+        residence = self.residency.residences.pop(home, None)
+        if residence is None:
+            return self._moving.back(home.unit)
+        had_room = residence.end(self._moving.origin)
+        if home.parameters is not None:  # what was given back is there twice until then
+            home.parameters.free()
+            home.parameters = None
+        return had_room
+
+    def _state_back(self, home: Stored, ledger: Ledger, optimizer: torch.optim.Optimizer) -> None:
+        assert self._moving is not None
+        if self._pool is not None and any(slot.parameter.device.type == "cpu" for slot in home.unit.slots):
+            self._pool.dissolve()
+        for slot in home.unit.slots:
+            if given := self._moving.state_back(slot, ledger.of(home, slot)):  # nobody holds what it was any more
+                optimizer.state[slot.parameter] = given
+        home.arrays = None  # as above
+        if home.chunks is not None:
+            home.chunks.free()
+            home.chunks = None
 
     def _say_where(self, homes: Sequence[Stored]) -> None:
         """These parameters are not where they came from."""
