@@ -16,6 +16,7 @@ from tierwise.execute.states import updates
 from tierwise.execute.states.handover import groups_of
 from tierwise.execute.states.ledger import stored_of
 from tierwise.execute.states.needs import SLACK_BYTES
+from tierwise.execute.states.settling import Settling
 from tierwise.execute.states.states import States
 from tierwise.execute.states.units import Known, units_of
 from tierwise.execute.states.updates import Stored
@@ -189,7 +190,7 @@ def test_a_move_that_fails_gives_everything_back(when, tmp_path, monkeypatch):
     with placed(model, optimizer, MIXED, directory=tmp_path, masters="fp32") as states:
         losses = [plain_loop(model, optimizer, step) for step in range(2)]
         seen = []
-        keep = States._move_in
+        keep = Settling._move_in
 
         def failing(*args, **options):
             seen.append(args)
@@ -198,7 +199,7 @@ def test_a_move_that_fails_gives_everything_back(when, tmp_path, monkeypatch):
             keep(*args, **options)
 
         with monkeypatch.context() as patched, pytest.raises(OutOfHostMemory):
-            patched.setattr(*((updates, "Ring") if when == "before" else (States, "_move_in")), failing)
+            patched.setattr(*((updates, "Ring") if when == "before" else (Settling, "_move_in")), failing)
             moved(states, OTHERS)
         assert not states.is_installed and len(seen) == (1 if when == "before" else when + 1)
     with placed(model, optimizer, OTHERS, directory=tmp_path, masters="fp32"):

@@ -34,6 +34,16 @@ class Ledger:
         """Whether torch itself keeps the state and updates, on the device."""
         return home.unit.placement.update == "device" and not isinstance(self._arithmetic, Formula)
 
+    @property
+    def hands_over(self) -> bool:
+        """Whether all state is in the homes, for whoever takes them over."""
+        return not isinstance(self._arithmetic, Whole)
+
+    def hand(self, slot: Slot, state: dict[str, Any]) -> None:
+        """Give a parameter's state, if it has any, to the optimizer."""
+        if state:
+            self._optimizer.state[slot.parameter] = state
+
     def keep(self, home: Stored, device: Device, pool: HostPool | None, store: NvmeStore | None) -> None:
         """Make room for a unit's state, and take over what the optimizer has of it."""
         unit, place = home.unit, home.unit.placement

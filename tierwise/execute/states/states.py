@@ -29,7 +29,6 @@ from ...errors import BadInput, TierwiseError, UnknownName
 from ...ir.placement import region_of, waiting_bytes
 from ..device import Device
 from ..host_pool import HostPool
-from ..lanes import Lane
 from ..nvme import NvmeStore
 from ..pace import Pace
 from .arithmetic import Arithmetic, Formula, Torchs
@@ -37,17 +36,16 @@ from .checkpoint import Checkpoints
 from .checks import check
 from .driver import Driver, watch
 from .facade import Facade
-from .gradients import LEAVING_BYTES, Gradient, Shelf, Traffic
+from .gradients import LEAVING_BYTES, Shelf, Traffic
 from .guards import unguard
-from .handover import groups_of, taken_over
-from .homes import DiskChunks, HostFlat, Ring, chunk_bytes
+from .homes import HostFlat, Ring, chunk_bytes
 from .ledger import Ledger, stored_of
-from .moving import Moving, on_host
+from .moving import Moving
 from .needs import needs_of, shelf_bytes
-from .parameters import Residence
 from .passes import Passes
 from .placement import Needs, Placement
 from .residency import Residency
+from .settling import Settling, let_go
 from .stepping import Stepping, has_gradient
 from .torchs import is_piecewise
 from .units import CPU_CHUNK_ELEMENTS, STREAM_CHUNK_ELEMENTS, Known, Slot, units_of
@@ -128,11 +126,10 @@ class States:
         self._passes: Passes | None = None
         self._updates: Updates | None = None
         self._ledger: Ledger | None = None
-        self._moving: Moving | None = None
+        self._settling: Settling | None = None
         self._traffic: Traffic | None = None
         self._shelf: Shelf | None = None
         self._stepping: Stepping | None = None
-        self._bring: Lane | None = None
         self._pace: Pace | None = None
 
     # -- the beginning and the end ----------------------------------------------------------------------------------------------------
@@ -167,10 +164,15 @@ class States:
                 )  # fmt: skip
                 self.plan_with(sys.maxsize)
             with torch.no_grad():
+                moving = Moving(self.model, self.device, self._source, None if before is None else before._settled.moving)
+                self._settling = Settling(
+                    self.stored, moving, self.residency, self._ledger, self._stepping, self.device, pool, store, failed=self._failed
+                )
                 if before is None:
-                    self._settle_in()
+                    self._settling.settle()
                 else:
-                    self._succeed(before)
+                    self._settling.succeed(before._settled)
+                    before._tear_down()
             self._watch()
             if drive:
                 regions = {path: self.model.get_submodule(path) for path in self._by_region if path}
@@ -183,6 +185,22 @@ class States:
             self._tear_down()
             raise
 
+    def _back_from(self, before: States) -> None:
+        """Everything is given back, wherever the move had come to."""
+        with torch.no_grad():
+            if self._settling is None:
+                before._settled.move_out(state=True)
+            elif before._settling is None:
+                self._settling.move_out(state=True)
+            else:
+                self._settling.back_from(before._settling)
+            before._tear_down()
+
+    @property
+    def _settled(self) -> Settling:
+        assert self._settling is not None
+        return self._settling
+
     def retire(self) -> None:
         """No step comes any more: nothing is under way, hooks are gone, and what is at home is for whoever takes it over."""
         self.residency.make_room()  # what somebody wrote to parameters that live elsewhere goes there
@@ -193,19 +211,6 @@ class States:
                 self._stepping.follow(home)
         self.device.synchronize()  # state that passed through the device may still be on its way home, from buffers that go now
         self._stop()
-
-    def give_out(self, homes: Sequence[Stored]) -> None:
-        """Of retired homes: parameters to the device, and state that nobody took over to the optimizer, in host memory."""
-        for home in homes:
-            unguard(slot.parameter for slot in home.unit.slots)
-            residence = self.residency.residences.pop(home, None)
-            if residence is not None:
-                residence.end(lambda _: self.device.torch_device)
-            if self._ledger is not None and self.optimizer is not None and (home.chunks is not None or home.arrays is not None):
-                for slot in home.unit.slots:
-                    if given := on_host(self._ledger.of(home, slot)):
-                        self.optimizer.state[slot.parameter] = given
-            self._let_go(home)
 
     def held_on_device(self) -> list[torch.Tensor]:
         """What lives there beside parameters, gradients and what torch's optimizer keeps itself: state, and buffers that state passes through."""
@@ -250,7 +255,7 @@ class States:
                 _log.warning("an update had failed: parameters are given back as they are and the optimizer's state is not; load the last checkpoint")
                 self._renew(parameters=False)
             with torch.no_grad():
-                self._move_out(state=not torn)
+                self._settled.move_out(state=not torn)
         finally:
             self._tear_down()
         if failure is not None:
@@ -475,69 +480,6 @@ class States:
             return Formula(self.optimizer, self._passes)
         return Torchs(self.optimizer) if is_piecewise(self.optimizer) else Whole(self.optimizer)
 
-    def _settle_in(self) -> None:
-        self._moving = Moving(self.model, self.device, self._source)
-        for home in self.stored:
-            self._move_in(home, self._moving)
-
-    def _succeed(self, before: States) -> None:
-        assert before._updates is not None
-        self._moving = Moving(self.model, self.device, self._source, before._moving)
-        for group in groups_of(before.stored, self.stored):
-            same = [] if isinstance(before._updates.arithmetic, Whole) else taken_over(group)  # which keeps some of it itself
-            before.give_out(group.before)
-            for home in group.after:
-                self._move_in(home, self._moving, has_state=home in same)
-        before.stored = []
-        before._tear_down()
-
-    def _move_in(self, home: Stored, moving: Moving, *, has_state: bool = False) -> None:
-        if home.unit.placement.parameters == "device" or not home.unit.numel:
-            moving.to_device(home.unit)
-        else:
-            self._send_away(home, moving)
-        if self._ledger is not None and self._stepping is not None:
-            if not has_state:
-                self._ledger.keep(home, self.device, self._pool, self._store)
-            self._stepping.know(home)
-
-    def _back_from(self, before: States) -> None:
-        """What has moved already, and what has not."""
-        if self._pool is not None:
-            self._pool.dissolve()
-        with torch.no_grad():
-            if self._moving is not None:
-                self._move_out(state=True)
-            before.give_out(before.stored)
-            if before._moving is not None:
-                before._say_where([home for home in before.stored if not before._moving.back(home.unit)])
-            before._tear_down()
-
-    def _send_away(self, home: Stored, moving: Moving) -> None:
-        unit = home.unit
-        if self._bring is None:
-            self._bring = Lane("parameters")
-        ring: Ring | None = None
-        if unit.placement.parameters == "host":
-            home.parameters = HostFlat(unit, self.device)
-        else:
-            assert self._store is not None and self._pool is not None
-            home.parameters = DiskChunks(unit, 1, unit.dtype, self._store)
-            ring = Ring(self._pool, chunk_bytes(unit, 1, unit.dtype), 2)
-        residence = Residence(
-            unit, self.device, home.parameters, self._bring,
-            wait_settled=lambda: self._finish(home), settling=lambda: None if home.pending is None else home.pending.signal,
-            ask=lambda parameter: self.residency.ask(home, parameter), written=lambda: self._written(home), failed=self._failed,
-        )  # fmt: skip
-        residence.adopt(moving.value, ring)
-        if ring is not None:
-            ring.close()
-        self.residency.add(home, residence)
-
-    def _written(self, home: Stored) -> None:
-        if home.has_master and self._ledger is not None:
-            self._ledger.refresh(home, home.unit.slots)
-
     def _failed(self, error: TierwiseError) -> None:
         if self._stepping is not None and not isinstance(error, BadInput):
             self._stepping.broken = error
@@ -546,50 +488,6 @@ class States:
         """A parameter as it is now, flat."""
         residence = self.residency.residences.get(home)
         return slot.flat(slot.parameter.detach() if residence is None else residence.on_host(slot))
-
-    def _move_out(self, *, state: bool) -> None:
-        """Parameters before any state, which may take all the room that they had."""
-        assert self._moving is not None
-        for home in self.stored:
-            for slot in home.unit.slots:
-                gradient = slot.parameter.grad
-                if isinstance(gradient, Gradient):
-                    slot.parameter.grad = gradient.held.recall() if state and not gradient.held.spent else None
-        self._say_where([home for home in self.stored if not self._parameters_back(home)])
-        for home in self.stored:
-            if state and home.unit.trained and self._ledger is not None and self.optimizer is not None and not self._ledger.is_native(home):
-                self._state_back(home, self._ledger, self.optimizer)
-        self._moving.buffers_back()
-
-    def _parameters_back(self, home: Stored) -> bool:
-        """Whether the device had room for them, if that is where they came from."""
-        assert self._moving is not None
-        residence = self.residency.residences.pop(home, None)
-        if residence is None:
-            return self._moving.back(home.unit)
-        had_room = residence.end(self._moving.origin)
-        if home.parameters is not None:  # what was given back is there twice until then
-            home.parameters.free()
-            home.parameters = None
-        return had_room
-
-    def _state_back(self, home: Stored, ledger: Ledger, optimizer: torch.optim.Optimizer) -> None:
-        assert self._moving is not None
-        if self._pool is not None and any(slot.parameter.device.type == "cpu" for slot in home.unit.slots):
-            self._pool.dissolve()
-        for slot in home.unit.slots:
-            if given := self._moving.state_back(slot, ledger.of(home, slot)):  # nobody holds what it was any more
-                optimizer.state[slot.parameter] = given
-        home.arrays = None  # as above
-        if home.chunks is not None:
-            home.chunks.free()
-            home.chunks = None
-
-    def _say_where(self, homes: Sequence[Stored]) -> None:
-        """These parameters are not where they came from."""
-        if homes:
-            names = homes[0].unit.name + (f" and {len(homes) - 1} more modules" if len(homes) > 1 else "")
-            _log.warning("the device has no room for the parameters of %s: they are given back in host memory; model.to(...) takes them there", names)
 
     def _watch(self) -> None:
         """Hooks on parameters, and on modules whose parameters are saved and loaded."""
@@ -628,22 +526,16 @@ class States:
             self._passes.close()
         self._pace = self._traffic = self._shelf = self._passes = None
 
-    def _let_go(self, home: Stored) -> None:
-        for kept in (home.chunks, home.parameters):
-            if kept is not None:
-                kept.free()
-        home.chunks = home.parameters = home.arrays = None
-
     def _tear_down(self) -> None:
         self._stop()
-        if self._bring is not None:
-            self._bring.close()
+        if self._settling is not None:
+            self._settling.close()
         self.device.synchronize()
         for home in self.stored:
             unguard(slot.parameter for slot in home.unit.slots)
-            self._let_go(home)
+            let_go(home)
         self.residency.residences.clear()
-        self._updates = self._ledger = self._moving = self._stepping = self._bring = None
+        self._updates = self._ledger = self._settling = self._stepping = None
 
 
 def _arrived(states: weakref.ref[States], number: int, place: int, parameter: torch.Tensor) -> None:
