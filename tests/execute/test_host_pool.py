@@ -44,6 +44,28 @@ def test_the_slab_is_as_large_as_asked_and_blocks_are_views_of_it(null):
         pool.allocate(1)
 
 
+@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="the system takes no pages back")
+def test_what_a_pool_that_dissolves_has_freed_is_the_systems_again(null):
+    """Pages that were taken back are zero when they are read again. Those of a block are not while somebody has some of it, as of the second."""
+    pool = HostPool(6 * PAGE, null)
+    blocks = [pool.allocate(2 * PAGE) for _ in range(3)]
+    for block in blocks:
+        block.bytes.fill_(7)
+    kept = blocks[1].lend(blocks[1].bytes[:8])
+    pool.free(blocks[2])
+    pool.dissolve()
+    assert not null.pinned and pool.pinned_bytes == 0
+    pool.free(blocks[0])
+    pool.free(blocks[1])
+    assert [block.bytes.unique().tolist() for block in blocks] == [[0], [7], [7]]  # the third was freed before, for the next one to use
+    assert kept.tolist() == [7] * 8 and kept.untyped_storage().nbytes() == 8
+    last = pool.allocate(2 * PAGE, alignment=PAGE)
+    last.lend(last.bytes.fill_(7))
+    pool.free(last)
+    assert not last.bytes.any() and pool.free_bytes == pool.nbytes
+    pool.close()
+
+
 def test_the_same_requests_get_the_same_places_whatever_is_in_flight(null):
     pool, copy = HostPool(4 * PAGE, null), Signal()
     block = pool.allocate(PAGE)
