@@ -160,6 +160,8 @@ class HostPool:
     def dissolve(self) -> None:
         """Nothing is pinned any more, and what is freed from now on goes back to the system at once: what is here is about to be copied to other host
         memory, and there need not be room for all of it twice."""
+        if self._dissolves:
+            return
         for pool in self._more:
             pool.dissolve()
         self._dissolves, self.pinned_bytes = True, 0

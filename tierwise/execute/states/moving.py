@@ -92,5 +92,9 @@ def on_host(state: Mapping[str, Any]) -> dict[str, Any]:
     return _copied(state, torch.device("cpu"))
 
 
+def is_on_host(state: Mapping[str, Any]) -> bool:
+    return any(value.device.type == "cpu" for key, value in state.items() if key != "step" and isinstance(value, torch.Tensor))
+
+
 def _copied(state: Mapping[str, Any], place: torch.device) -> dict[str, Any]:
     return {key: value.to(place, copy=True) if key != "step" and isinstance(value, torch.Tensor) else value for key, value in state.items()}

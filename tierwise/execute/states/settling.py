@@ -17,7 +17,7 @@ from .guards import unguard
 from .handover import groups_of, taken_over
 from .homes import DiskChunks, HostFlat, Ring, chunk_bytes
 from .ledger import Ledger
-from .moving import Moving, on_host
+from .moving import Moving, is_on_host, on_host
 from .parameters import Residence
 from .residency import Residency
 from .stepping import Stepping
@@ -145,10 +145,11 @@ class Settling:
         return had_room
 
     def _state_back(self, home: Stored, ledger: Ledger) -> None:
-        if self._pool is not None and any(slot.parameter.device.type == "cpu" for slot in home.unit.slots):
-            self._pool.dissolve()
         for slot in home.unit.slots:
-            ledger.hand(slot, self.moving.state_back(slot, ledger.of(home, slot)))  # nobody holds what it was any more
+            given = self.moving.state_back(slot, ledger.of(home, slot))  # nobody holds what it was any more
+            if self._pool is not None and is_on_host(given):
+                self._pool.dissolve()
+            ledger.hand(slot, given)
         home.arrays = None  # as above
         if home.chunks is not None:
             home.chunks.free()
