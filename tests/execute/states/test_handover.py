@@ -92,6 +92,19 @@ def test_what_somebody_wrote_between_is_in_the_masters(first, tmp_path):
     assert all(torch.equal(one, other) for one, other in zip(there[1].parameters(), stays[1].parameters(), strict=True))
 
 
+@pytest.mark.parametrize("second", [MIXED, OTHERS])
+def test_who_reads_a_parameter_that_has_moved_gets_it(second, tmp_path):
+    """Before any region has run in its new home."""
+    model = net()
+    optimizer = adamw(model)
+    with placed(model, optimizer, MIXED, directory=tmp_path, masters="fp32") as states:
+        plain_loop(model, optimizer, 0)
+        states = moved(states, second)
+        found = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        states.close()
+    assert all(torch.equal(found[name], value) for name, value in reference(1).parameters.items())
+
+
 def test_state_that_stays_is_not_touched(tmp_path):
     """Of two layers the blocks are the same; the third one's are others."""
     model = net()

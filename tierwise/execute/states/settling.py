@@ -52,7 +52,6 @@ class Settling:
             before.give_out(group.before)
             for home in group.after:
                 self._move_in(home, has_state=home in same)
-        before.stored = []
 
     def _move_in(self, home: Stored, *, has_state: bool = False) -> None:
         if home.unit.placement.parameters == "device" or not home.unit.numel:

@@ -172,6 +172,7 @@ class States:
                     self._settling.settle()
                 else:
                     self._settling.succeed(before._settled)
+                    before.stored = []
                     before._tear_down()
             self._watch()
             if drive:
