@@ -166,7 +166,8 @@ class Lasting:
                 self._pool = HostPool(needs.host_bytes, device, pinned_limit_bytes=self._below.pinned_left_bytes)
             more = contextlib.nullcontext() if self._pool is None else self._pool.growing(needs.host_bytes - there, self._below.pinned_left_bytes)
             with more:
-                states.install(pool=self._pool, store=self._below.disk() if needs.nvme_bytes else None, drive=False, before=before)
+                store = self._below.disk() if needs.nvme_bytes else None
+                states.install(pool=self._pool, store=store, pool_is_ours=True, drive=False, before=before)
             if self._pool is not None:
                 with contextlib.suppress(OutOfHostMemory):  # a little more than there was room for, which is taken already
                     self._reserve(self._pool.nbytes + needs.parameter_host_bytes, self._pool.pinned_bytes)

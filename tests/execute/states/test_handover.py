@@ -9,12 +9,13 @@ import torch
 from execute.states.training import CHUNK, adamw, everywhere, loss_of, net, placed, plain_loop, reference
 from execute.test_host_pool import watched_slabs
 
-from tierwise.errors import BadInput, OutOfDeviceMemory, OutOfHostMemory
+from tierwise.errors import BadInput, OutOfDeviceMemory, OutOfHostMemory, StorageFull
 from tierwise.execute.host_pool import HostPool
 from tierwise.execute.null_device import NullDevice
 from tierwise.execute.states import updates
 from tierwise.execute.states.handover import groups_of
-from tierwise.execute.states.ledger import stored_of
+from tierwise.execute.states.homes import DiskChunks, HostChunks
+from tierwise.execute.states.ledger import Ledger, stored_of
 from tierwise.execute.states.needs import SLACK_BYTES
 from tierwise.execute.states.settling import Settling
 from tierwise.execute.states.states import States
@@ -218,6 +219,35 @@ def test_a_move_that_fails_gives_everything_back(when, tmp_path, monkeypatch):
     with placed(model, optimizer, OTHERS, directory=tmp_path, masters="fp32"):
         losses += [plain_loop(model, optimizer, step) for step in range(2, 4)]
     assert losses == reference(4).losses
+
+
+@pytest.mark.parametrize("what", ["room", "disk", "Ctrl-C"])
+@pytest.mark.parametrize("when", range(4))
+def test_a_first_placing_that_fails_leaves_everything_as_it_was(when, what, tmp_path, monkeypatch):
+    """In the midst of the so-many-th module, with two steps of torch's own behind it, whose state has begun to move."""
+    model = net()
+    optimizer = adamw(model)
+    losses = [plain_loop(model, optimizer, step) for step in range(2)]
+    seen = []
+    keep, error = {
+        "room": (HostChunks.__init__, OutOfHostMemory("no room")),
+        "disk": (DiskChunks.give, StorageFull("no room")),
+        "Ctrl-C": (Ledger.take_over, KeyboardInterrupt()),
+    }[what]  # fmt: skip
+
+    def failing(*args, **options):
+        seen.append(args)
+        if len(seen) > when:
+            raise error
+        return keep(*args, **options)
+
+    owner = {"room": HostChunks, "disk": DiskChunks, "Ctrl-C": Ledger}[what]
+    with monkeypatch.context() as patched, pytest.raises(type(error)):
+        patched.setattr(owner, keep.__name__, failing)
+        with placed(model, optimizer, everywhere(ON_DISK if what == "disk" else AWAY), directory=tmp_path):
+            pass
+    losses += [plain_loop(model, optimizer, step) for step in range(2, 4)]
+    assert losses == reference(4, masters=None).losses
 
 
 def test_a_move_for_which_the_device_has_no_room_loses_nothing(tmp_path):

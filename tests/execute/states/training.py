@@ -159,6 +159,7 @@ def placed(
     capacity: int = 64 * MIB,
     before_copy: Any = None,
     drive: bool = True,
+    pool_is_ours: bool = False,
     **options: Any,
 ) -> Iterator[States]:
     """Lasting state on the null device, taken away again at the end; no copy may have been lost."""
@@ -170,7 +171,7 @@ def placed(
     gc.freeze()  # what is made from now on is searched for garbage; to search all of torch, too, takes longer than most of these tests
     try:
         states = States(model, optimizer, placements, device, **options)
-        states.install(pool=pool, store=store, drive=drive)
+        states.install(pool=pool, store=store, drive=drive, pool_is_ours=pool_is_ours)
         try:
             yield states
         finally:

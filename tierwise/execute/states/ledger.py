@@ -62,8 +62,9 @@ class Ledger:
         else:
             assert store is not None
             home.chunks = DiskChunks(unit, home.row_count, home.dtype, store)
-        known = {slot: self._optimizer.state.pop(slot.parameter, {}) for slot in unit.slots}
-        self.take_over(home, known)
+        self.take_over(home, {slot: self._optimizer.state.get(slot.parameter, {}) for slot in unit.slots})
+        for slot in unit.slots:  # until all of it is there it is the optimizer's
+            self._optimizer.state.pop(slot.parameter, None)
 
     def take_over(self, home: Stored, known: Mapping[Slot, Mapping[str, Any]]) -> None:
         """State of a unit's parameters in torch's layout; a master that is not there is made from its parameter."""

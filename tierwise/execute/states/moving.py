@@ -20,14 +20,16 @@ class Moving:
     """Remembers where the parameters and buffers of a model were, or what another does of that. `source` has values for parameters by name."""
 
     def __init__(self, model: nn.Module, device: Device, source: Mapping[str, torch.Tensor], before: Moving | None = None) -> None:
-        self._device, self._source = device, source
+        self._model, self._device, self._source = model, device, source
         self._origins: dict[nn.Parameter, torch.device] = (
             {parameter: parameter.device for parameter in model.parameters()} if before is None else before._origins
         )
         self._buffers: list[tuple[nn.Module, str, torch.device]] = [] if before is None else before._buffers
-        for module in model.modules():
+
+    def bring_buffers(self) -> None:
+        for module in self._model.modules():
             for name, buffer in list(module.named_buffers(recurse=False)):
-                if buffer.device != device.torch_device:
+                if buffer.device != self._device.torch_device:
                     self._bring_buffer(module, name, buffer)
 
     def value(self, slot: Slot) -> torch.Tensor:

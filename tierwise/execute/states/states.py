@@ -139,10 +139,13 @@ class States:
         order, ahead = self.residency.order, self.residency.ahead
         return needs_of(self.stored, self._by_region, order, ahead, self.gradient_blocks, self.update, self._leaving_bytes)
 
-    def install(self, *, pool: HostPool | None = None, store: NvmeStore | None = None, drive: bool = True, before: States | None = None) -> None:
+    def install(
+        self, *, pool: HostPool | None = None, store: NvmeStore | None = None, pool_is_ours: bool = False, drive: bool = True,
+        before: States | None = None,
+    ) -> None:  # fmt: skip
         """Take everything to its home, from those of `before`, which are then nobody's any more. With `drive`, hooks on the modules say when regions
         run; otherwise whoever runs them says it. If that fails model and optimizer are as they were at the beginning, state in host memory where the
-        device has no room for it."""
+        device has no room for it. `pool_is_ours`: nobody else uses it, then or later, so that its memory goes back to the system as state leaves."""
         self._pool, self._store = pool, store
         check(self.stored, self.optimizer, self._is_whole, pool, store)
         if before is not None:
@@ -166,8 +169,9 @@ class States:
             with torch.no_grad():
                 moving = Moving(self.model, self.device, self._source, None if before is None else before._settled.moving)
                 self._settling = Settling(
-                    self.stored, moving, self.residency, self._ledger, self._stepping, self.device, pool, store, failed=self._failed
-                )
+                    self.stored, moving, self.residency, self._ledger, self._stepping, self.device, pool, store, pool_is_ours=pool_is_ours,
+                    failed=self._failed,
+                )  # fmt: skip
                 if before is None:
                     self._settling.settle()
                 else:
@@ -181,20 +185,19 @@ class States:
             if self.optimizer is not None:
                 self._removers.append(Facade(self.optimizer, self).close)
         except BaseException:
-            if before is not None:
-                self._back_from(before)
+            with torch.no_grad():
+                self._give_back(before)
             self._tear_down()
             raise
 
-    def _back_from(self, before: States) -> None:
-        """Everything is given back, wherever the move had come to."""
-        with torch.no_grad():
-            if self._settling is None:
-                before._settled.move_out(state=True)
-            elif before._settling is None:
-                self._settling.move_out(state=True)
-            else:
-                self._settling.back_from(before._settling)
+    def _give_back(self, before: States | None) -> None:
+        """Everything, wherever the move had come to."""
+        others = None if before is None else before._settling
+        if self._settling is not None and others is not None:
+            self._settling.back_from(others)
+        elif (one := self._settling or others) is not None:
+            one.move_out(state=True)
+        if before is not None:
             before._tear_down()
 
     @property
