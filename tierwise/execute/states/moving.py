@@ -63,7 +63,7 @@ class Moving:
         """Parameters that stayed on the device, to where they came from. Whether it had room for those that wait in host memory; else they stay."""
         try:
             for slot in unit.slots:
-                if slot.parameter.device != self.origin(slot):
+                if slot.parameter.device not in (self.origin(slot), torch.device("meta")):  # one without values has none to take anywhere
                     slot.parameter.data = slot.parameter.data.to(self.origin(slot))
         except torch.OutOfMemoryError:
             return False

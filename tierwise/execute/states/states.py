@@ -185,9 +185,11 @@ class States:
             if self.optimizer is not None:
                 self._removers.append(Facade(self.optimizer, self).close)
         except BaseException:
-            with torch.no_grad():
-                self._give_back(before)
-            self._tear_down()
+            try:
+                with torch.no_grad():
+                    self._give_back(before)
+            finally:
+                self._tear_down()
             raise
 
     def _give_back(self, before: States | None) -> None:
