@@ -49,6 +49,7 @@ class Residence:
         self.is_here = False
         self._is_old = False  # it has been updated at home since it came
         self.borrowed = False  # somebody other than a region asked for it, and may have written to it
+        self._versions: list[int] = []  # of parameters that nobody has written to since they came
         self._device, self._lane = device, lane
         self._wait_settled, self._settling = wait_settled, settling
         self._ask, self._written, self._failed = ask, written, failed
@@ -75,6 +76,7 @@ class Residence:
             else:
                 slot.parameter.data = view
         self.is_here = True
+        self.know()
         self.leave()
 
     def fill(self, flat: Callable[[Slot], torch.Tensor], ring: Ring | None) -> None:
@@ -133,7 +135,12 @@ class Residence:
                     self._failed(error)
                 raise
             self.is_here = True
+            self.know()
         unguard(self.parameters)
+
+    def know(self) -> None:
+        """Parameters are what they are at home, or that is no matter of theirs any more: what is written to them from now on was somebody else."""
+        self._versions = [parameter._version for parameter in self.parameters]
 
     def leave(self) -> None:
         """Give the device's bytes back. What somebody may have written to them goes home first."""
@@ -141,8 +148,7 @@ class Residence:
             self.arrive()
         if not self.is_here:
             return
-        if self.borrowed:
-            self.write_back()
+        self.settle()
         self.is_here = self._is_old = False
         self._device.resize(self._storage, 0)
         guard(self.parameters, self._ask)
@@ -152,10 +158,12 @@ class Residence:
             guard(self.parameters, self._ask)
 
     def outdate(self, *, in_use: bool) -> None:
-        """An update is about to change what is at home. What is on the device goes, or will not count as being here any more."""
+        """An update is about to change what is at home. What is on the device goes, or will not count as being here any more; what somebody may have
+        written to it goes home before that, for it would go over what the update makes."""
         if not in_use and self.users == 0:
             self.leave()
         else:
+            self.settle()
             self._is_old = self.is_here
 
     def lend(self) -> None:
@@ -163,9 +171,16 @@ class Residence:
         self.arrive()
         self.borrowed = True
 
+    def settle(self) -> None:
+        """What is at home is what it is on the device, if somebody may have written to that: whoever asked for it, or, while it stays for a backward
+        that does not come, whoever needs not ask."""
+        if self.is_here and (self.borrowed or self._versions != [parameter._version for parameter in self.parameters]):
+            self.write_back()
+
     def write_back(self) -> None:
         """What is on the device becomes what is at home."""
         self.borrowed = False
+        self.know()
         here, after = bytes_of(self._storage), self._device.mark()
         if isinstance(self.home, HostFlat):
             whole = slice(0, self.unit.nbytes)
@@ -212,8 +227,7 @@ class Residence:
     def on_host(self, slot: Slot) -> torch.Tensor:
         """The parameter as it is at home, for a state_dict. In host memory those bytes themselves, in a tensor of exactly their length."""
         self._wait_settled()
-        if self.borrowed:
-            self.write_back()
+        self.settle()
         if isinstance(self.home, HostFlat):
             part = self.home.flat[slot.offset : slot.stop]
             alone = torch.frombuffer(part.view(torch.uint8).numpy().data, dtype=self.unit.dtype) if part.numel() else part.clone()

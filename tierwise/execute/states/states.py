@@ -209,12 +209,11 @@ class States:
 
     def retire(self) -> None:
         """No step comes any more: nothing is under way, hooks are gone, and what is at home is for whoever takes it over."""
-        self.residency.make_room()  # what somebody wrote to parameters that live elsewhere goes there
+        self.residency.make_room()
         self.flush()
         if self._stepping is not None:
             self._stepping.raise_if_broken()
-            for home in self.stored:
-                self._stepping.follow(home)
+        self._follow()
         self.device.synchronize()  # state that passed through the device may still be on its way home, from buffers that go now
         self._stop()
 
@@ -254,6 +253,7 @@ class States:
         try:
             try:
                 self.flush()
+                self._follow()
             except TierwiseError as error:
                 failure = None if known else error
             torn = self._stepping is not None and self._stepping.broken is not None
@@ -382,6 +382,7 @@ class States:
         """The optimizer's state in torch's layout, masters as one key more."""
         assert self.optimizer is not None and self._ledger is not None
         self.flush()
+        self._follow()
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         return {parameter: state for parameter in parameters if (state := self._ledger.of(*self._home_of[parameter]))}
 
@@ -401,6 +402,7 @@ class States:
     def publish(self, name: str) -> None:
         """Write parameters and optimizer state as one state in the store's directory, in the place of the last one of that name."""
         self.flush()
+        self._follow()
         with torch.no_grad():
             self._checkpoints().publish(name, self._weights)
 
@@ -432,6 +434,7 @@ class States:
                 slot.parameter.copy_(values(slot).as_strided(slot.size, slot.stride))
             return
         residence.borrowed = False
+        residence.know()
         residence.leave()
         ring = None if self._pool is None else Ring(self._pool, chunk_bytes(home.unit, 1, home.unit.dtype), 2)
         residence.fill(values, ring)
@@ -443,6 +446,15 @@ class States:
     def _finish(self, home: Stored) -> None:
         if self._stepping is not None:
             self._stepping.finish(home)
+
+    def _follow(self) -> None:
+        """What somebody wrote to parameters is at home and in the masters, too."""
+        with torch.no_grad():
+            for home in self.stored:
+                if home in self.residency.residences:
+                    self.residency.residences[home].settle()
+                if self._stepping is not None:
+                    self._stepping.follow(home)
 
     def _settle(self, *, parameters: bool) -> None:
         """Nothing is under way; what failed does not matter, since state, and with `parameters` they too, are about to be replaced."""

@@ -112,6 +112,8 @@ class Stepping:
         home.pending = self._updates.launch(home, job, self._needed(home))
         increment_version([slot.parameter for slot in slots])  # as if the optimizer had written to them
         self.know(home)
+        if residence is not None:
+            residence.know()
         if home.pending is not None and residence is None:
             guard((slot.parameter for slot in home.unit.slots), lambda _: self.finish(home))
         self._spend(home, slots, home.pending)
