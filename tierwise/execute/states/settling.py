@@ -84,7 +84,7 @@ class Settling:
         residence = Residence(
             unit, self._device, home.parameters, self._bring,
             wait_settled=partial(self._finish, home), settling=lambda: None if home.pending is None else home.pending.signal,
-            ask=partial(self._residency.ask, home), written=partial(self._written, home), failed=self._failed,
+            ask=partial(self._residency.ask, home), written=partial(setattr, home, "was_written", True), failed=self._failed,
         )  # fmt: skip
         residence.adopt(self.moving.value, ring)
         if ring is not None:
@@ -94,10 +94,6 @@ class Settling:
     def _finish(self, home: Stored) -> None:
         if self._stepping is not None:
             self._stepping.finish(home)
-
-    def _written(self, home: Stored) -> None:
-        if home.has_master and self._ledger is not None:
-            self._ledger.refresh(home, home.unit.slots)
 
     # -- out ----------------------------------------------------------------------------------------------------------------------------
 

@@ -49,6 +49,7 @@ class Stepping:
 
     def know(self, home: Stored) -> None:
         """Parameters as they are now are those the masters belong to."""
+        home.was_written = False
         for slot in home.unit.slots:
             self._versions[slot] = slot.parameter._version
 
@@ -104,11 +105,11 @@ class Stepping:
             step_on_device(self._optimizer, slots)
             self._spend(home, slots, None)
             return
-        self.follow(home, slots)
-        job = self._job(home, slots)
         residence = self._residences.get(home)
         if residence is not None:
             residence.outdate(in_use=in_backward())
+        self.follow(home)
+        job = self._job(home, slots)
         home.pending = self._updates.launch(home, job, self._needed(home))
         increment_version([slot.parameter for slot in slots])  # as if the optimizer had written to them
         self.know(home)
@@ -121,10 +122,11 @@ class Stepping:
             self._in_flight.append(home)
             self._keep_few_waiting()
 
-    def follow(self, home: Stored, slots: Sequence[Slot] | None = None) -> None:
-        """Masters are those of parameters to which somebody has written since, of all or of these."""
-        written = [slot for slot in slots or home.unit.slots if slot.parameter._version != self._versions[slot]] if home.has_master else []
-        if written:
+    def follow(self, home: Stored) -> None:
+        """Masters are those of parameters to which somebody has written since. Only now: who takes other values for a while, such as an average to be
+        evaluated, puts back what was there, and the masters have more of it than was put back."""
+        written = [slot for slot in home.unit.slots if home.was_written or slot.parameter._version != self._versions[slot]]
+        if written and home.has_master:
             self._ledger.refresh(home, written)
 
     def _keep_few_waiting(self) -> None:

@@ -47,6 +47,7 @@ class Stored:
     arrays: torch.Tensor | None = None  # its state, on the device
     gradients: HostGradients | None = None  # in host memory, if they go there; taken from a shelf when the first one arrives
     parameters: HostFlat | DiskChunks | None = None  # where they live if not on the device
+    was_written: bool = False  # they may be other than what their masters say: somebody wrote to them
     held: dict[Slot, Held] = field(default_factory=dict)
     arrived: set[Slot] = field(default_factory=set)
     pending: Pending | None = None
