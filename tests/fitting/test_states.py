@@ -19,10 +19,11 @@ from tierwise.execute.states.gradients import LEAVING_BYTES
 from tierwise.fitting import fitted, plan_of
 from tierwise.fitting.homes import homes_of
 from tierwise.fitting.lasting import Lasting
-from tierwise.ir import ON_DEVICE, Placement, peak_bytes
+from tierwise.ir import ON_DEVICE, Placement, Role, check_schedule, peak_bytes
 from tierwise.lower import image, keep_everything
 from tierwise.lower.bound import least_seconds
 from tierwise.lower.compact import compact
+from tierwise.lower.states import anew
 from tierwise.report.summary import times
 from tierwise.simulate import simulate
 
@@ -114,6 +115,23 @@ def test_the_same_bits_within_the_budget(update, budget):
         assert equal(dict(model.state_dict()), dict(weights))
     assert equal(dict(model.state_dict()), dict(weights))  # and after it was given back
     assert equal(optimizer.state_dict()["state"], state["state"])
+
+
+@pytest.mark.parametrize("update", ["after", "backward"])
+@pytest.mark.parametrize("place", [Placement("host", "streamed"), Placement("host", "streamed", "host"), Placement("host", "cpu", gradients="host")])
+def test_gradients_to_which_the_next_are_added_stay_where_they_are(update, place):
+    """Whoever updates elsewhere has a copy of them, which is old as soon as the next batch's are added."""
+    model, optimizer = model_and_optimizer(blocks=FEW)
+    with fitting(model, optimizer=optimizer, budget="64MiB") as found:
+        model(**batch(0)).backward()
+        menu = found.prepare((), batch(1)).menu
+        kept = {storage.name for storage in menu.problem.graph.storages if storage.lasting and storage.role is Role.GRAD}
+        paths = ("blocks.0", "blocks.1.up", "leave")
+        graph = anew(menu.problem.graph, paths if place.gradients == "host" else ())
+        menu = replace(menu, problem=replace(menu.problem, graph=graph))
+        made = image(menu, replace(keep_everything(menu), states=dict.fromkeys(paths, place), update=update))
+    assert {f"{name}.grad" for name, _ in model.named_parameters()} == kept
+    check_schedule(made.problem, made.schedule)
 
 
 def test_parameters_leave_when_their_moments_are_not_enough():

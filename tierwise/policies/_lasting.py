@@ -139,12 +139,16 @@ class _Away:
                     continue
                 elif storage not in self.last_use:
                     self.home[storage] = (place_of.state,)
-                elif works_in != self.device and (storage in op.mutates or storage in op.reads):
+                elif works_in != self.device and (storage in op.mutates or storage in op.reads) and not self._is_kept(storage):
                     self.home[storage] = (self.device, works_in)
         for storage, tier in self.streamed.items():
             self.home[storage] = (tier,)
         self.before: dict[int, list[Step]] = {}  # what is put in the list before the step at this place
         self.after: dict[int, list[Step]] = {}
+
+    def _is_kept(self, storage: int) -> bool:
+        """Gradients to which the next batch's are added: who updates elsewhere has a copy, until backward makes them others."""
+        return self.graph.storages[storage].role is Role.GRAD and any(op not in self.moved for op in self.graph.writers[storage])
 
     def run(self, when: str) -> Schedule:
         self._gradients_leave()
@@ -457,6 +461,8 @@ class _Away:
             waits_in = self.waits_in.get(storage, works_in)
             if not self.graph.storages[storage].lasting and waits_in != works_in:
                 steps += [Copy(storage, waits_in, works_in, iteration), Free(storage, waits_in, iteration=iteration)]
+            elif self.graph.storages[storage].lasting and works_in not in self.home[storage] and self._is_kept(storage):
+                steps.append(Copy(storage, self.home[storage][0], works_in, iteration))
         return steps
 
     def _elsewhere(self, op: int) -> list[int]:
