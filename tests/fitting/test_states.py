@@ -134,6 +134,16 @@ def test_gradients_to_which_the_next_are_added_stay_where_they_are(update, place
     check_schedule(made.problem, made.schedule)
 
 
+def test_parameters_that_no_step_uses_are_in_nobodys_way():
+    model, _ = model_and_optimizer(blocks=FEW)
+    model.spare = nn.Linear(64, 64)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with fitting(model, optimizer=optimizer, budget=700 * KIB, update="backward"):
+        losses = train(model, optimizer, steps=2)
+        assert plan_of(model).program.states
+    assert losses == untouched(FEW, steps=2)[0]
+
+
 def test_parameters_leave_when_their_moments_are_not_enough():
     model, optimizer = model_and_optimizer()
     with fitting(model, optimizer=optimizer, budget=760 * KIB):

@@ -52,6 +52,22 @@ def test_every_option_has_the_bits_of_the_untouched_module(kind, most):
         assert forward.compilations == 1
 
 
+@pytest.mark.parametrize("kind", [BertBlock, LlamaBlock])
+def test_in_16_bits_too(kind):
+    """Where a number that dropout multiplies by is rounded makes a difference there."""
+    block, found = kind().bfloat16(), []
+    given = example(block).bfloat16()
+    described = options(describe(kind.forward, block, (given.clone().requires_grad_(),), compile=False), most=2)
+    for forward in (kind.forward, *(compile_option(kind.forward, option, compile=False) for option in described)):
+        torch.manual_seed(1)
+        x = given.clone().requires_grad_()
+        result = forward(block, x)
+        found.append([result.detach(), *torch.autograd.grad(result.float().square().mean(), (x, *block.parameters()))])
+    assert len(found) == 3
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+
+
 @pytest.mark.parametrize(("kind", "most"), BLOCKS)
 def test_every_option_saves_what_it_promises(kind, most):
     block = layers_of(kind)[0]

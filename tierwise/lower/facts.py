@@ -131,7 +131,8 @@ def _spans(menu: Menu, made: Image, units: Sequence[StateUnit]) -> list[tuple[fl
     for unit in units:
         gradients = known(s for op in unit.updates for s in fine.ops[op].reads if not fine.storages[s].lasting)
         complete = [max((op for op in graph.writers[s] if op in seconds), default=-1) for s in gradients]
-        within.append((max(graph.uses[s][0] for s in known(unit.parameters)), min(complete, default=-1)))
+        begins = [graph.uses[s][0] for s in known(unit.parameters) if graph.uses[s]]  # some models have parameters that no step uses
+        within.append((max(begins, default=0), min(complete, default=-1)))
     on_cpu = [sum(costs.get((op, "cpu"), 0.0) for op in unit.updates) for unit in units]
     found = []
     for first, last in within:

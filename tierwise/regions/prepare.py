@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -12,6 +12,8 @@ from ..errors import CannotCapture
 from . import ops
 from .random_state import draw, read_state
 from .torch_compat import FakeTensor, without_duplicates
+
+_aten = torch.ops.aten
 
 __all__ = ["flat_outputs", "is_tangent", "prepare", "tensors_in"]
 
@@ -25,6 +27,7 @@ def prepare(joint: fx.GraphModule, *, compiled: bool) -> None:
             node.meta.pop(mark, None)
     _copy_inputs_before_they_are_written(joint)
     if not compiled:
+        _drop_as_the_cpu_does(joint)
         _record_random_states(joint)
     joint.graph.lint()
     joint.recompile()
@@ -59,6 +62,29 @@ def _flat(value: Any) -> Iterator[Any]:
             yield from _flat(item)
     else:
         yield value
+
+
+def _drop_as_the_cpu_does(joint: fx.GraphModule) -> None:
+    """Traced, dropout is one op, whose backward multiplies by the mask and then by a number. On the CPU torch itself has the number in the mask, and
+    of the gradient's type: in 16 bits these are other bits."""
+    for node in joint.graph.find_nodes(op="call_function", target=_aten.native_dropout_backward.default):
+        gradient, mask, scale = cast(tuple[fx.Node, fx.Node, float], node.args)
+        found: torch.Tensor = gradient.meta["val"]
+        if found.device.type != "cpu" or found.dtype not in (torch.bfloat16, torch.float16):
+            continue
+        drawn = mask.args[0] if mask.args else None
+        kept = 1 - cast(float, drawn.args[1]) if isinstance(drawn, fx.Node) and drawn.target is _aten.native_dropout.default else 1 / scale
+        with joint.graph.inserting_before(node):
+            factor = _call(joint, _aten._to_copy.default, (mask,), {"dtype": found.dtype})
+            factor = _call(joint, _aten.div.Scalar, (factor, kept), {})
+            node.replace_all_uses_with(_call(joint, _aten.mul.Tensor, (gradient, factor), {}))
+        joint.graph.erase_node(node)
+
+
+def _call(joint: fx.GraphModule, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+    made = joint.graph.call_function(op, args, kwargs)
+    made.meta["val"] = op(*(arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args), **kwargs)
+    return made
 
 
 def _copy_inputs_before_they_are_written(joint: fx.GraphModule) -> None:
