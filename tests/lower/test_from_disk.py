@@ -36,7 +36,7 @@ def test_a_gradient_waits_in_host_memory_until_its_state_is_there():
 
 def test_where_host_memory_has_room_for_parameters_they_are_there():
     """Four blocks in 150 bytes, with 100 of weights and moments there: too little is left. The 80 of moments find no room in 50 of host memory."""
-    chosen = choose_jointly(menu(4, hbm=150, dram=50), tiers=("dram", "nvme"), update="backward", seconds=1.0)
+    chosen = choose_jointly(menu(4, hbm=150, dram=50), tiers=("dram", "nvme"), update="backward", tries=200)
     places = chosen.program.states.values()
     assert "nvme" in {place.state for place in places}
     assert {place.parameters for place in places} <= {"host", "device"}
@@ -44,7 +44,7 @@ def test_where_host_memory_has_room_for_parameters_they_are_there():
 
 def test_activations_stay_off_a_disk_that_is_busy_with_state():
     """In host memory there is room for some of them; on the disk, which would have room for all, they would wait behind the moments."""
-    chosen = choose_jointly(menu(4, hbm=150, dram=45), tiers=("dram", "nvme"), update="backward", seconds=2.0)
+    chosen = choose_jointly(menu(4, hbm=150, dram=45), tiers=("dram", "nvme"), update="backward", tries=200)
     assert {place.state for place in chosen.program.states.values()} == {"nvme"}
     assert {plan.tier for plan in chosen.program.calls.values() if plan.sent} == {"dram"}
     assert above_disk({"block0": IN_HOST, "block1": ON_DISK}, ("dram", "nvme")) == ("dram",)
@@ -55,6 +55,6 @@ def test_rather_more_of_the_state_on_a_busy_disk_than_activations():
     """Who runs updates takes 10 bytes of host memory and 5 for each weight there: of 30 too little is left for the input that has to leave. One more
     weight on the disk is slower than none, and faster than that input."""
     takes = lambda states: (0, 10 + 5 * sum(place.parameters == "host" for place in states.values()))  # noqa: E731
-    chosen = choose_jointly(menu(4, hbm=120, dram=30), tiers=("dram", "nvme"), update="backward", seconds=3.0, takes=takes)
+    chosen = choose_jointly(menu(4, hbm=120, dram=30), tiers=("dram", "nvme"), update="backward", tries=200, takes=takes)
     assert {plan.tier for plan in chosen.program.calls.values() if plan.sent} == {"dram"}
     assert sum(place.parameters == "nvme" for place in chosen.program.states.values()) == 1
