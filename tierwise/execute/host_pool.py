@@ -150,7 +150,8 @@ class HostPool:
         return self, self.allocate(nbytes)
 
     def free(self, block: Block, after: Sequence[Event] = ()) -> None:
-        """Take a block back; `after` are the events until which its bytes are still in use. Safe in a finalizer: it only leaves a note."""
+        """Take a block back; `after` are the events until which its bytes are still in use. Safe in a finalizer: it only leaves a
+        note, until the pool dissolves."""
         owner = next((pool for pool in (self, *self._more) if pool.has(block)), None)
         if owner is not None:
             if owner._dissolves and not any(view() is not None for view in block.lent):

@@ -230,7 +230,7 @@ class Residence:
         self.settle()
         if isinstance(self.home, HostFlat):
             part = self.home.flat[slot.offset : slot.stop]
-            alone = torch.frombuffer(part.view(torch.uint8).numpy().data, dtype=self.unit.dtype) if part.numel() else part.clone()
+            alone = self.home.whole.lend(part) if part.numel() else part.clone()
             return alone.as_strided(slot.size, slot.stride)
         flat = torch.empty(slot.numel, dtype=self.unit.dtype)
         self.home.read_part(slice(slot.offset, slot.stop), flat)

@@ -125,8 +125,10 @@ class Stepping:
     def follow(self, home: Stored) -> None:
         """Masters are those of parameters to which somebody has written since. Only now: who takes other values for a while, such as an average to be
         evaluated, puts back what was there, and the masters have more of it than was put back."""
+        if not home.has_master:
+            return
         written = [slot for slot in home.unit.slots if home.was_written or slot.parameter._version != self._versions[slot]]
-        if written and home.has_master:
+        if written:
             self._ledger.refresh(home, written)
 
     def _keep_few_waiting(self) -> None:
