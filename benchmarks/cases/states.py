@@ -199,8 +199,10 @@ def fitted_row(way: Way, given: argparse.Namespace, device: Any) -> dict[str, An
     plan, on_cpu = tierwise.plan_of(model), fitted.meter.cpu_seconds()
 
     def bound_of(menu: Any) -> float:
-        """By what was measured: a choice that was only estimated may be slower."""
-        known = measured_only(menu)
+        """By what was measured: a choice that was only estimated may be slower; and no link is faster than it was alone, before any step."""
+        alone, problem = first.menu.problem.machine, menu.problem
+        machine = problem.machine.with_rates(lambda link, lane, rate: min(rate, alone.link(link.src, link.dst).lanes[lane]))
+        known = measured_only(replace(menu, problem=replace(problem, machine=machine)))
         known = known if all(known.choices.values()) else menu
         return least_seconds_by_stages(known, plan.program.update, lambda states: (fitted.lasting.holes_bytes(states), 0))
 

@@ -13,7 +13,7 @@ from fitting.training import equal, fitting, three_steps, tower, trained
 
 from tierwise.errors import OutOfHostMemory
 from tierwise.fitting import fitted, plan_of
-from tierwise.fitting.feedback import calls_in, corrected, is_cpu_off, is_off
+from tierwise.fitting.feedback import calls_in, corrected, is_cpu_off, is_off, usual_seconds
 from tierwise.fitting.meter import Meter
 from tierwise.fitting.trials import Trials
 from tierwise.ir import CallPlan, Compute, Copy, Phase, Placement, Span
@@ -60,6 +60,13 @@ def test_times_of_choices_and_rates_of_links_are_those_measured(monkeypatch):
     assert abs(costs[loss, "gpu"] / before[loss, "gpu"] - 1.5) < 0.01
     out, slower = plan.menu.problem.machine.link("hbm", "dram").lanes["out"], menu.problem.machine.link("hbm", "dram").lanes["out"]
     assert 0.3 * out < slower < 0.55 * out  # a latency is part of each copy
+
+
+def test_the_middle_one_of_the_calls_that_waited_for_no_copy_says_what_calls_take():
+    """Of five that send one waited, and with only two that ran after a pause and send nothing the middle one of six is the least of the rest."""
+    assert usual_seconds([0.9, 0.91], [1.0, 1.0, 1.01, 1.02, 1.6]) == 1.0
+    assert usual_seconds([0.9, 0.91], [1.2, 1.3, 1.4]) == pytest.approx(0.905)  # all that send waited
+    assert usual_seconds([], [0.9, 1.0, 1.01, 2.0]) == 1.0
 
 
 def test_no_link_is_faster_than_alone(monkeypatch):
@@ -373,6 +380,25 @@ def test_calls_that_wait_less_for_updates_elsewhere_say_that_these_are_fast(monk
     assert moved and late.predicted.seconds > 1.05 * measured.seconds
     assert simulate(again.problem, again.schedule).seconds == pytest.approx(measured.seconds, rel=0.02)
     assert all(menu.problem.costs.op_seconds[op, "cpu"] == pytest.approx(1800 * costs[op, "cpu"], rel=0.03) for op in moved)
+
+
+def test_no_link_is_learned_to_be_much_faster_than_alone(plan):
+    """The step takes what was predicted, and the cpu was three tenths longer at its updates, which are most of it: so long it cannot have been busy.
+    Not links are taken to be as fast as that would ask for, but the cpu; and look after look links are faster by no more than a tenth in all."""
+    costs = plan.menu.problem.costs.op_seconds
+    slow = replace(plan.menu, problem=with_seconds(plan.menu.problem, {key: cost * 2000 for key, cost in costs.items() if key[1] == "cpu"}))
+    alone = slow.problem.machine
+    for _ in range(3):
+        made = image(slow, plan.program)
+        known = replace(plan, menu=slow, image=made, predicted=simulate(made.problem, made.schedule))
+        measured = slowed(known, 1.0, 1.0, 1.0)
+        busy = known.predicted.busy_seconds()["cpu"]
+        assert busy > 0.9 * known.predicted.seconds
+        slow = corrected(known, measured, measured.seconds, 1.3 * busy, alone)
+        again = image(slow, plan.program)
+        assert simulate(again.problem, again.schedule).seconds == pytest.approx(measured.seconds, rel=0.055)
+        for way in (("hbm", "dram"), ("dram", "hbm")):
+            assert slow.problem.machine.link(*way).bytes_per_second <= 1.1001 * alone.link(*way).bytes_per_second
 
 
 def test_updates_on_the_cpu_take_what_they_took(plan):

@@ -1,7 +1,8 @@
 """What a recorded step says about the costs a plan was made with: times of regions, of what runs between them, and rates of links, for the next plan.
 
-A call that waits for a copy looks slow; so of the calls of one class and choice those count that send nothing, and of these the middle one: a card
-that is kept busy runs slower than its quickest call. Where all send, the quickest. Of the copies over a link the middle one counts, against what the
+A call that waits for a copy looks slow; so of the calls of one class and choice those count that send nothing, and those that send and are hardly
+slower. Of these the middle one: a card that is kept busy runs slower than the calls after it has rested, which the first of a step are, and it may be
+these that send nothing. Of the copies over a link the middle one counts, against what the
 plan had of that link beside its updates. Updates on the CPU take what they took; what a call whose state is updated elsewhere still waited for longer
 than planned, or less long, is the other updates' doing, and so is what some calls of backward took longer than others of their kind. What a recorded
 step takes longer than one that nobody records is nobody's: it was in between calls, which a device runs for as long as it ever does, and only where
@@ -10,12 +11,14 @@ there is not so much between them in the calls.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import mean, median
 
-from ..ir import CallPlan, Choice, Compute, Copy, Machine, Menu, Op, Phase, Problem, Timeline
+from ..ir import CallPlan, Choice, Compute, Copy, Link, Machine, Menu, Op, Phase, Problem, Timeline
 from ..ir.placement import region_of
 from ..lower import image
 from ..lower.states import moved_updates
@@ -30,8 +33,10 @@ TIMED_STEPS = 5  # the middle one of these is what a step takes: now and then Py
 MOST_TIMES_SLOWER, HALVINGS = 64.0, 8  # updates than planned; of that range, until a factor is known to 2%
 LINK_TIMES_SLOWER = 8.0  # a link that others use, too; what it takes more is no matter of links
 MOST_TIMES_FASTER = 1.25  # about what plans may take off for whoever is beside
+MOST_OF_A_LINK = 1.1  # of what it carries alone: plans take off more than that for whoever is beside it
 MOST_OTHERWISE = 1.25  # times as long, or short, as planned: what is between regions where compute stands still for updates
 EARLY = 0.01  # of a step: what calls may have waited less than planned before updates are taken to be faster
+WAITING = 1.15  # of what calls of its kind take: a call that waits for a copy takes more (a card that has rested: 0.9 for 50 ms, 3.2 G on an H200)
 LEAST_COPY_BYTES = 1 << 20  # smaller ones say more about the latency of a link than about its rate
 
 
@@ -46,11 +51,12 @@ def is_cpu_off(predicted: Timeline, cpu_seconds: float | None) -> bool:
     return cpu_seconds is not None and planned > predicted.seconds / 2 and abs(cpu_seconds / planned - 1) > OFF
 
 
-def corrected(plan: Plan, measured: Timeline, seconds: float, cpu_seconds: float | None = None) -> Menu:
+def corrected(plan: Plan, measured: Timeline, seconds: float, cpu_seconds: float | None = None, alone: Machine | None = None) -> Menu:
     """The plan's menu with what was measured: choices that ran as they ran, others of their class by the same factor, what is between regions as
-    long as it took, links at their rates. `seconds`: of a step that nobody recorded; `cpu_seconds`: of the CPU with its updates, if that is known."""
+    long as it took, links at their rates. `seconds`: of a step that nobody recorded; `cpu_seconds`: of the CPU with its updates, if that is known;
+    `alone`: the machine before anything was learned in steps, if that is another one than the plan's."""
     menu, graph = plan.menu, plan.image.problem.graph
-    alone: dict[tuple[int, str, Phase], list[float]] = defaultdict(list)
+    staying: dict[tuple[int, str, Phase], list[float]] = defaultdict(list)
     sending: dict[tuple[int, str, Phase], list[float]] = defaultdict(list)
     rates: dict[tuple[str, str], list[float]] = defaultdict(list)
     recorded = sum(call.seconds for call in calls_in(plan, measured))
@@ -61,13 +67,13 @@ def corrected(plan: Plan, measured: Timeline, seconds: float, cpu_seconds: float
         if isinstance(step, Compute) and graph.ops[step.op].region in plan.program.calls:
             op, call = graph.ops[step.op], plan.program.calls[graph.ops[step.op].region]
             taken = scale * (span.end - span.start) * _alone(plan, op, call)
-            (sending if call.sent else alone)[graph.calls[op.region].region, call.choice, op.phase].append(taken)
+            (sending if call.sent else staying)[graph.calls[op.region].region, call.choice, op.phase].append(taken)
         elif isinstance(step, Copy) and graph.storages[step.storage].nbytes >= LEAST_COPY_BYTES and span.end > span.start:
             rates[step.src, step.dst].append(graph.storages[step.storage].nbytes / (span.end - span.start))
-    ran = {key: min(found) for key, found in sending.items()} | {key: median(found) for key, found in alone.items()}
+    ran = {key: usual_seconds(staying.get(key, ()), sending.get(key, ())) for key in {**staying, **sending}}
     choices = {region: tuple(_corrected(choice, region, found, ran) for choice in found) for region, found in menu.choices.items()}
     machine = _with_rates(menu.problem.machine, plan.image.problem.machine, {way: median(found) for way, found in rates.items()})
-    stalled = _stalled_seconds(alone) if _updated_elsewhere(plan) else 0.0
+    stalled = _stalled_seconds(staying) if _updated_elsewhere(plan) else 0.0
     late = _late_seconds(plan, measured)
     late += stalled - min(max(0.0, late), max(0.0, measured.seconds - seconds))  # less what only the recorded step waited
     if -EARLY * seconds < late < 0:
@@ -83,7 +89,13 @@ def corrected(plan: Plan, measured: Timeline, seconds: float, cpu_seconds: float
         late = late if abs(late) > EARLY * seconds else 0.0
     if late > 0:
         return _with_late_updates(found, plan, seconds, known)
-    return _with_early_updates(found, plan, seconds, not rates, known) if late else found
+    return _with_early_updates(found, plan, seconds, not rates, known, alone or menu.problem.machine) if late else found
+
+
+def usual_seconds(staying: Sequence[float], sending: Sequence[float]) -> float:
+    """Seconds of the middle one of the calls that waited for no copy."""
+    least = median(staying) if staying else min(sending)
+    return median([*staying, *(seconds for seconds in sending if seconds <= WAITING * least)])
 
 
 def _alone(plan: Plan, op: Op, call: CallPlan) -> float:
@@ -156,13 +168,23 @@ def calls_in(plan: Plan, timeline: Timeline) -> list[RegionCall]:
 
 def _with_late_updates(menu: Menu, plan: Plan, seconds: float, is_cpu_known: bool) -> Menu:
     """Updates elsewhere as slow as they must be for a step by this plan to take so long: on the cpu, or where that is known, over the link."""
-    most = LINK_TIMES_SLOWER if is_cpu_known else MOST_TIMES_SLOWER
-    return _fitted(lambda factor: _with_other_updates(menu, factor, is_cpu_known, is_cpu_known), 1.0, most, plan, seconds)
+    if is_cpu_known:
+        return _fitted(partial(_with_other_links, menu), 1.0, LINK_TIMES_SLOWER, plan, seconds)
+    return _fitted(partial(with_cpu, menu), 1.0, MOST_TIMES_SLOWER, plan, seconds)
 
 
-def _with_early_updates(menu: Menu, plan: Plan, seconds: float, links: bool, is_cpu_known: bool) -> Menu:
-    """Updates elsewhere as fast as they must be for a step by this plan to take no longer, on the cpu and over links that nothing was measured of."""
-    return _fitted(lambda factor: _with_other_updates(menu, factor, links, is_cpu_known), 1 / MOST_TIMES_FASTER, 1.0, plan, seconds)
+def _with_early_updates(menu: Menu, plan: Plan, seconds: float, links: bool, is_cpu_known: bool, alone: Machine) -> Menu:
+    """Updates elsewhere as fast as they must be for a step by this plan to take no longer, on the cpu and over links that nothing was measured of.
+    Where it is known how long the cpu was at them it was slower only if links cannot have been so fast: its threads stand still in that time, too."""
+
+    def made_by(factor: float) -> Menu:
+        made = _with_other_links(menu, factor, alone) if links else menu
+        return made if is_cpu_known else with_cpu(made, factor)
+
+    found = _fitted(made_by, 1 / MOST_TIMES_FASTER, 1.0, plan, seconds)
+    if is_cpu_known and _step_seconds(found, plan) > (1 + OFF) * seconds:
+        return _fitted(partial(with_cpu, found), 1 / MOST_TIMES_FASTER, 1.0, plan, seconds)
+    return found
 
 
 def _fitted(made_by: Callable[[float], Menu], least: float, most: float, plan: Plan, seconds: float) -> Menu:
@@ -172,13 +194,18 @@ def _fitted(made_by: Callable[[float], Menu], least: float, most: float, plan: P
     return made_by(least)
 
 
-def _with_other_updates(menu: Menu, factor: float, links: bool, is_cpu_known: bool) -> Menu:
-    """So many times as long: on the cpu unless that is known, and over links."""
+def _with_other_links(menu: Menu, factor: float, alone: Machine | None = None) -> Menu:
+    """So many times as long over links with the host; not much faster than these are alone, where that is known."""
     problem = menu.problem
     ends = {problem.device_tier, "dram"}
-    machine = problem.machine.with_rates(lambda link, _, rate: rate / factor if links and {link.src, link.dst} == ends else rate)
-    found = replace(menu, problem=replace(problem, machine=machine))
-    return found if is_cpu_known else with_cpu(found, factor)
+
+    def slower(link: Link, lane: str, rate: float) -> float:
+        if {link.src, link.dst} != ends:
+            return rate
+        most = math.inf if alone is None else max(rate, MOST_OF_A_LINK * alone.link(link.src, link.dst).lanes[lane])
+        return min(rate / factor, most)
+
+    return replace(menu, problem=replace(problem, machine=problem.machine.with_rates(slower)))
 
 
 def _between(problem: Problem, plan: Plan, measured_seconds: float, is_held_up: bool) -> Problem:

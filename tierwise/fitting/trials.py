@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..ir import Menu, Timeline
+from ..ir import Machine, Menu, Timeline
 from ..lower import image, keeping_everything, with_budget
 from ..simulate import simulate
 from ..units import format_seconds
@@ -23,13 +23,17 @@ class Trials:
         self._ran: list[tuple[float, Plan]] = []
         self.corrections = 0  # how many times a plan was made again with what was measured
         self.settled = False  # nothing changes any more
+        self._alone: Machine | None = None  # before anything was learned in steps
 
     def look(
         self, plan: Plan, taken_seconds: float, measured: Timeline | None, may_run: Callable[[Plan], bool], cpu_seconds: float | None = None
     ) -> Plan | None:
         """What a step by a plan takes: the plan to go on with, or None if it is to be made again. `measured`: one that was recorded, if they take
         something else than predicted. `may_run`: whether an earlier plan still can. `cpu_seconds`: of the CPU with its updates."""
-        looked_at = plan if measured is None else as_measured(plan, corrected(plan, measured, taken_seconds, cpu_seconds), self.corrections)
+        self._alone = self._alone or plan.menu.problem.machine
+        looked_at = plan
+        if measured is not None:
+            looked_at = as_measured(plan, corrected(plan, measured, taken_seconds, cpu_seconds, self._alone), self.corrections)
         self.ran(looked_at, taken_seconds)
         taken = format_seconds(taken_seconds)
         if measured is not None and self.corrections < MOST_CORRECTIONS:
