@@ -161,7 +161,7 @@ def test_a_run_waits_where_the_simulated_device_runs_ahead():
     )
     assert behind.predicted_bytes < plan.peak_bytes == ahead.predicted_bytes
     leaving = replace(behind, aside_bytes=behind.aside_bytes + 100, leaving_bytes=100)
-    assert leaving.predicted_bytes == plan.peak_bytes + 30, "where gradients leave the order of the schedule counts, and they fill little of their room"
+    assert leaving.predicted_bytes == plan.peak_bytes + 30, "where gradients leave, that of the schedule's order counts"
 
 
 def test_a_plan_must_promise_more_than_the_fastest_that_ran():

@@ -27,6 +27,7 @@ from .lanes import Event, already
 from .layout import Layout, copyable
 from .nvme import NvmeStore
 from .offsets import round_up
+from .torch_compat import version_of
 
 PACK_BYTES = 8 << 20  # the most device memory that a pack of small storages takes while it leaves and while it is back
 
@@ -294,11 +295,6 @@ def _lay_down(sources: Sequence[torch.Tensor], destination: torch.Tensor, paddin
     """Storages side by side, aligned, in one kernel."""
     pieces = [piece for source in sources for piece in (source, padding[: -source.numel() % ALIGNMENT])]
     torch.cat(pieces, out=destination)
-
-
-def version_of(tensor: torch.Tensor) -> int | None:
-    """How often autograd saw the storage written to; None where it does not look."""
-    return None if tensor.is_inference() else tensor._version
 
 
 def _failure(wait: Callable[[], object]) -> Exception | None:

@@ -21,9 +21,10 @@ from torch.utils._pytree import tree_leaves
 from ..errors import ChangedInPlace, OutOfHostMemory, StorageFull
 from ..ir import INPUTS, CallPlan
 from ..ir.program import EVERYTHING, MIN_OUTSIDE_BYTES, MIN_SENT_BYTES
-from .copies import Copies, Pending, Ticket, version_of
+from .copies import Copies, Pending, Ticket
 from .layout import copyable
 from .recording import Recording
+from .torch_compat import version_of
 
 MAX_AHEAD = 16  # calls of regions that a copy back may start before its own
 

@@ -26,7 +26,7 @@ from .passes import Pass, RegionPlan, RegionRun, Trouble
 from .recording import Recording
 from .states import States
 from .states.torch_compat import without_torch_function
-from .torch_compat import others_hold_saved_tensors, within_transform
+from .torch_compat import others_hold_saved_tensors, version_of, within_transform
 
 _log = logging.getLogger("tierwise")
 
@@ -310,12 +310,12 @@ class _State:
 
     def __init__(self, region: RegionForward, device: Device) -> None:
         self._buffers = region.buffers
-        self._versions = [buffer._version for buffer in region.buffers]
+        self._versions = [version_of(buffer) for buffer in region.buffers]
         self._device = device
         self._random = device.random_state()
 
     def can_be_restored(self) -> bool:
-        return self._versions == [buffer._version for buffer in self._buffers]
+        return self._versions == [version_of(buffer) for buffer in self._buffers]
 
     def restore(self) -> None:
         self._device.set_random_state(self._random)

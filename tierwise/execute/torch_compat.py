@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
-__all__ = ["has_hooks", "let_segments_grow", "others_hold_saved_tensors", "within_backward", "within_transform", "without_hooks"]
+__all__ = [
+    "has_hooks",
+    "let_segments_grow",
+    "others_hold_saved_tensors",
+    "version_of",
+    "within_backward",
+    "within_transform",
+    "without_hooks",
+]
 
 _WITHIN = "tierwise.within_backward"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -27,6 +35,11 @@ def let_segments_grow() -> None:
         return
     with contextlib.suppress(RuntimeError, ValueError):  # a platform without them
         ask(",".join(filter(None, (said, "expandable_segments:True"))))
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """How often autograd saw the storage written to; None where it does not look."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def has_hooks(module: torch.nn.Module) -> bool:

@@ -23,6 +23,7 @@ from ...errors import BadInput
 from ..device import Device, Direction, bytes_of
 from ..host_pool import Block, HostPool
 from ..lanes import Event, Lane, already, settled
+from ..torch_compat import version_of
 from .homes import copy_block
 from .torch_compat import no_torch_function, without_bytes
 from .units import Slot, Unit
@@ -403,8 +404,8 @@ class Traffic:
         if not isinstance(value, torch.Tensor):
             return Factor(value, dtype, self)
         known = self._factors.get((id(value), dtype))
-        if known is None or known[0] is not value or known[1] != value._version:
-            self._factors[id(value), dtype] = known = (value, value._version, Factor(value, dtype, self))
+        if known is None or known[0] is not value or known[1] != version_of(value):
+            self._factors[id(value), dtype] = known = (value, version_of(value), Factor(value, dtype, self))
         return known[2]
 
     def forget_factors(self) -> None:

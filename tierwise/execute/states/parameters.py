@@ -16,6 +16,7 @@ from torch import nn
 from ...errors import BadInput, TierwiseError
 from ..device import Device, Direction, bytes_of
 from ..lanes import Event, Lane, Signal, already
+from ..torch_compat import version_of
 from .guards import Ask, guard, unguard
 from .homes import DiskChunks, HostFlat, Ring, copy_block
 from .torch_compat import in_backward, without_torch_function
@@ -49,7 +50,7 @@ class Residence:
         self.is_here = False
         self._is_old = False  # it has been updated at home since it came
         self.borrowed = False  # somebody other than a region asked for it, and may have written to it
-        self._versions: list[int] = []  # of parameters that nobody has written to since they came
+        self._versions: list[int | None] = []  # of parameters that nobody has written to since they came
         self._device, self._lane = device, lane
         self._wait_settled, self._settling = wait_settled, settling
         self._ask, self._written, self._failed = ask, written, failed
@@ -140,7 +141,7 @@ class Residence:
 
     def know(self) -> None:
         """Parameters are what they are at home, or that is no matter of theirs any more: what is written to them from now on was somebody else."""
-        self._versions = [parameter._version for parameter in self.parameters]
+        self._versions = [version_of(parameter) for parameter in self.parameters]
 
     def leave(self) -> None:
         """Give the device's bytes back. What somebody may have written to them goes home first."""
@@ -174,7 +175,7 @@ class Residence:
     def settle(self) -> None:
         """What is at home is what it is on the device, if somebody may have written to that: whoever asked for it, or, while it stays for a backward
         that does not come, whoever needs not ask."""
-        if self.is_here and (self.borrowed or self._versions != [parameter._version for parameter in self.parameters]):
+        if self.is_here and (self.borrowed or self._versions != [version_of(parameter) for parameter in self.parameters]):
             self.write_back()
 
     def write_back(self) -> None:

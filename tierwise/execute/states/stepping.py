@@ -13,6 +13,7 @@ from torch.autograd.graph import increment_version
 from ...errors import BadInput, TierwiseError
 from ..device import Device
 from ..lanes import Event
+from ..torch_compat import version_of
 from .gradients import Gradient, Held, Shelf, Traffic
 from .guards import guard, unguard
 from .ledger import Ledger
@@ -45,13 +46,13 @@ class Stepping:
         self._residences, self._during_backward = residences, during_backward
         self._shelf, self._needed = shelf, needed
         self._in_flight: deque[Stored] = deque()  # updates that hold gradients, the oldest first
-        self._versions: dict[Slot, int] = {}
+        self._versions: dict[Slot, int | None] = {}
 
     def know(self, home: Stored) -> None:
         """Parameters as they are now are those the masters belong to."""
         home.was_written = False
         for slot in home.unit.slots:
-            self._versions[slot] = slot.parameter._version
+            self._versions[slot] = version_of(slot.parameter)
 
     def raise_if_broken(self) -> None:
         if self.broken is not None:
@@ -127,7 +128,7 @@ class Stepping:
         evaluated, puts back what was there, and the masters have more of it than was put back."""
         if not home.has_master:
             return
-        written = [slot for slot in home.unit.slots if home.was_written or slot.parameter._version != self._versions[slot]]
+        written = [slot for slot in home.unit.slots if home.was_written or version_of(slot.parameter) != self._versions[slot]]
         if written:
             self._ledger.refresh(home, written)
 
