@@ -52,9 +52,9 @@ class Plan:
 
     @property
     def predicted_bytes(self) -> int:
-        """What a measured peak is to be compared with. Where gradients leave, as much is there at once as in the order of the schedule; elsewhere it is
-        the peak at the predicted times, and never more than `peak_bytes`: where the simulated device has room to run ahead of what the schedule waits
-        for, a run waits."""
+        """What a measured peak is to be compared with. Where gradients leave, as much is there at once as in the order of the schedule. Elsewhere it
+        is the peak at the predicted times, and never more than `peak_bytes`: where the simulated device runs ahead of what the schedule waits for, a
+        run waits."""
         if self.leaving_bytes:
             return self.peak_bytes - int(LEAVING_UNUSED * self.leaving_bytes)
         return min(self.peak_bytes, self.predicted.peak_bytes[self.image.problem.device_tier] + self.aside_bytes)
