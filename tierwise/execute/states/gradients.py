@@ -368,7 +368,7 @@ class Traffic:
         self._limit_bytes = leaving_bytes
         self._leaving: deque[tuple[Event, torch.Tensor]] = deque()
         self._leaving_bytes = 0
-        self._factors: dict[tuple[int, torch.dtype], tuple[torch.Tensor, int, Factor]] = {}
+        self._factors: dict[tuple[int, torch.dtype], tuple[torch.Tensor, int | None, Factor]] = {}
 
     @torch.no_grad()
     def send(self, held: Held, gradient: torch.Tensor) -> None:
@@ -403,9 +403,9 @@ class Traffic:
         """One for all gradients that are multiplied by the same tensor."""
         if not isinstance(value, torch.Tensor):
             return Factor(value, dtype, self)
-        known = self._factors.get((id(value), dtype))
-        if known is None or known[0] is not value or known[1] != version_of(value):
-            self._factors[id(value), dtype] = known = (value, version_of(value), Factor(value, dtype, self))
+        known, version = self._factors.get((id(value), dtype)), version_of(value)
+        if known is None or version is None or known[0] is not value or known[1] != version:
+            self._factors[id(value), dtype] = known = (value, version, Factor(value, dtype, self))
         return known[2]
 
     def forget_factors(self) -> None:
