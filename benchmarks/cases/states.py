@@ -153,8 +153,6 @@ def fitted_row(way: Way, given: argparse.Namespace, device: Any) -> dict[str, An
     import tierwise
     from tierwise.fitting import fitted_of
     from tierwise.fitting.feedback import with_cpu
-    from tierwise.fitting.programs import measured_only
-    from tierwise.lower.stages import least_seconds_by_stages
 
     shape = {name: getattr(given, name) or size for name, size in (LARGE if way.shape == "7B" else SHAPE).items()}
     llama = _model(shape, given.device, compiled=False)
@@ -198,22 +196,14 @@ def fitted_row(way: Way, given: argparse.Namespace, device: Any) -> dict[str, An
     timed = _timed(step, device, settle, given, moved, is_warm, lambda: tierwise.plan_of(model))
     plan, on_cpu = tierwise.plan_of(model), fitted.meter.cpu_seconds()
 
-    def bound_of(menu: Any) -> float:
-        """By what was measured: a choice that was only estimated may be slower; and no link is faster than it was alone, before any step."""
-        alone, problem = first.menu.problem.machine, menu.problem
-        machine = problem.machine.with_rates(lambda link, lane, rate: min(rate, alone.link(link.src, link.dst).lanes[lane]))
-        known = measured_only(replace(menu, problem=replace(problem, machine=machine)))
-        known = known if all(known.choices.values()) else menu
-        return least_seconds_by_stages(known, plan.program.update, lambda states: (fitted.lasting.holes_bytes(states), 0))
-
     found = timed | {
         "waits": _waits(plan, step, fitted) if way.state != "nvme" else None,
         "planned_nvme_bytes": plan.held_bytes.get("nvme") or None,
         "predicted_seconds": plan.predicted.seconds,  # with what was measured, where steps took something else
         "first_predicted_seconds": first.predicted.seconds,  # before any step
         "predicted_bytes": plan.predicted_bytes,
-        "bound_seconds": bound_of(plan.menu),
-        "bound_as_had_seconds": bound_of(with_cpu(plan.menu, on_cpu / plan.predicted.busy_seconds()["cpu"])) if on_cpu else None,
+        "bound_seconds": fitted.least_seconds(plan.menu),
+        "bound_as_had_seconds": fitted.least_seconds(with_cpu(plan.menu, on_cpu / plan.predicted.busy_seconds()["cpu"])) if on_cpu else None,
         "cpu_seconds": on_cpu,  # of each of the last steps
         "host_bytes": _resident_bytes() - baseline_bytes,
         "planned_host_bytes": plan.host_bytes,

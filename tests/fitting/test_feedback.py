@@ -14,6 +14,7 @@ from fitting.training import equal, fitting, three_steps, tower, trained
 from tierwise.errors import OutOfHostMemory
 from tierwise.fitting import fitted, plan_of
 from tierwise.fitting.feedback import calls_in, corrected, is_cpu_off, is_off, usual_seconds
+from tierwise.fitting.least import least_seconds
 from tierwise.fitting.meter import Meter
 from tierwise.fitting.trials import Trials
 from tierwise.ir import CallPlan, Compute, Copy, Phase, Placement, Span
@@ -184,6 +185,28 @@ def test_a_plan_must_promise_more_than_the_fastest_that_ran():
     }
     chosen = trials.choose(replace(slow, menu=replace(plan.menu, choices=doubled)))  # the one that ran, and what was found out since
     assert chosen.program == plan.program and chosen.predicted.seconds > 1.2 * plan.predicted.seconds
+
+
+@pytest.mark.parametrize(("above", "again"), [(1.12, True), (1.08, False)])
+def test_a_plan_far_from_what_no_plan_could_beat_is_made_again(plan, caplog, above, again):
+    """A step takes three hundredths longer than predicted, which alone is no reason, and was looked at. Twice at most."""
+    measured = slowed(plan, 1.03, 1.03, 1.0)
+    seconds, trials = 1.03 * plan.predicted.seconds, Trials(plan.menu.problem.machine)
+    assert not is_off(plan.predicted, seconds)
+    with caplog.at_level(logging.WARNING, "tierwise"):
+        found = [trials.look(plan, seconds, measured, lambda _: True, least_seconds=lambda menu: seconds / above) for _ in range(3)]
+    assert [one is None for one in found] == [again, again, False] and trials.corrections == 2 * again
+    assert sum("12% more than no plan could beat" in record.message for record in caplog.records) == trials.corrections
+    assert Trials().look(plan, seconds, measured, lambda _: True) is not None  # nothing is known of that
+
+
+def test_no_plan_beats_what_no_plan_could(plan):
+    """By what was measured, on the machine as it was alone: links learned to be twice as fast are not."""
+    alone = plan.menu.problem.machine
+    least = least_seconds(plan.menu, "backward", alone, lambda states: (0, 0))
+    faster = replace(plan.menu, problem=replace(plan.menu.problem, machine=alone.with_rates(lambda link, lane, rate: 2 * rate)))
+    assert least == least_seconds(faster, "backward", alone, lambda states: (0, 0)) and 0 < least <= plan.predicted.seconds
+    assert least_seconds(faster, "backward", faster.problem.machine, lambda states: (0, 0)) < least
 
 
 def test_plans_that_turn_out_slower_give_way_to_the_fastest(monkeypatch, caplog):

@@ -32,6 +32,7 @@ from .feedback import NOTICED, TIMED_STEPS, WARM_STEPS, is_cpu_off, is_off
 from .homes import homes_of, regions_of
 from .keys import has_gradients, key_of, needs_backward
 from .lasting import Lasting, words_of
+from .least import least_seconds
 from .losses import adopt_losses, give_back_losses
 from .measured_here import host_rate, with_card, with_host
 from .menus import PreparedMenu, RegionCode, as_keywords, prepare_menu
@@ -271,7 +272,7 @@ class Fitted:
         key = next((key for key, known in self.plans.items() if known is plan), None)
         if key is None:
             return
-        trials = self._trials.setdefault(key, Trials())
+        trials = self._trials.setdefault(key, Trials(self.machine))
         if trials.settled:
             return
         run = self._runs[id(plan)] = self._runs.get(id(plan), 0) + 1
@@ -285,11 +286,18 @@ class Fitted:
         del self.plans[key]
         self._has_plans_left_behind = True
         with swept(LOOKED):
-            go_on = trials.look(plan, seconds, measured, lambda other: self._fixed() is None or not self.lasting.differs(other.program), on_cpu)
+            go_on = trials.look(
+                plan, seconds, measured, lambda other: self._fixed() is None or not self.lasting.differs(other.program), on_cpu,
+                self.least_seconds if plan.program.states and self._fixed() is None else None,
+            )  # fmt: skip
         if go_on is not None:
             self.plans[key] = go_on
         else:
             self._menus[key] = replace(self._menus[key], menu=trials.menu)
+
+    def least_seconds(self, menu: Menu) -> float:
+        """What no plan could beat, in the memory that plans have."""
+        return least_seconds(menu, self.settings.update, self.machine, lambda states: (self.lasting.holes_bytes(states), 0))
 
     def _fixed(self) -> Mapping[str, Placement] | None:
         """Where lasting state has to stay. It moves only while no gradient waits, no plan of another shape counts on where it is, and its updates

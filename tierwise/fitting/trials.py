@@ -15,22 +15,29 @@ from .feedback import MOST_CORRECTIONS, corrected, is_cpu_off, is_off
 from .plan import Plan
 
 _log = logging.getLogger("tierwise")
+FAR = 1.1  # times what no plan could beat, by what was measured: a plan that takes more is made again
 PROMISE = 0.98  # of the fastest step measured: what a plan must promise to be worth a change
 
 
 class Trials:
-    def __init__(self) -> None:
+    def __init__(self, alone: Machine | None = None) -> None:
         self._ran: list[tuple[float, Plan]] = []
         self.corrections = 0  # how many times a plan was made again with what was measured
         self.settled = False  # nothing changes any more
-        self._alone: Machine | None = None  # before anything was learned in steps
+        self._alone = alone  # the machine before anything was learned in steps
 
     def look(
-        self, plan: Plan, taken_seconds: float, measured: Timeline | None, may_run: Callable[[Plan], bool], cpu_seconds: float | None = None
+        self,
+        plan: Plan,
+        taken_seconds: float,
+        measured: Timeline | None,
+        may_run: Callable[[Plan], bool],
+        cpu_seconds: float | None = None,
+        least_seconds: Callable[[Menu], float] | None = None,
     ) -> Plan | None:
         """What a step by a plan takes: the plan to go on with, or None if it is to be made again. `measured`: one that was recorded, if they take
-        something else than predicted. `may_run`: whether an earlier plan still can. `cpu_seconds`: of the CPU with its updates."""
-        self._alone = self._alone or plan.menu.problem.machine
+        something else than predicted. `may_run`: whether an earlier plan still can. `cpu_seconds`: of the CPU with its updates. `least_seconds`:
+        what no plan could beat, if being far from it is to count."""
         looked_at = plan
         if measured is not None:
             looked_at = as_measured(plan, corrected(plan, measured, taken_seconds, cpu_seconds, self._alone), self.corrections)
@@ -46,6 +53,11 @@ class Trials:
                 self.corrections += 1
                 found, predicted = format_seconds(cpu_seconds), format_seconds(plan.predicted.busy_seconds()["cpu"])
                 _log.warning("updates on the CPU take %s where %s were predicted: planned again with what was measured", found, predicted)
+                return None
+            if least_seconds is not None and taken_seconds > FAR * (least := least_seconds(looked_at.menu)):
+                self.corrections += 1
+                above = taken_seconds / least - 1
+                _log.warning("a step takes %s, %.0f%% more than no plan could beat: planned again with what was measured", taken, 100 * above)
                 return None
         self.settled = True
         seconds, fastest = self.fastest()
