@@ -11,11 +11,11 @@ from ..ir import Machine, Menu, Timeline
 from ..lower import image, keeping_everything, with_budget
 from ..simulate import simulate
 from ..units import format_seconds
-from .feedback import MOST_CORRECTIONS, corrected, is_cpu_off, is_off
+from .feedback import MOST_CORRECTIONS, NOTICED, corrected, is_cpu_off, is_off
 from .plan import Plan
 
 _log = logging.getLogger("tierwise")
-FAR = 1.1  # times what no plan could beat, by what was measured: a plan that takes more is made again
+FAR = 1.1  # times what no plan could beat: a plan that takes more, and was not as far from that before it was measured, is made again
 PROMISE = 0.98  # of the fastest step measured: what a plan must promise to be worth a change
 
 
@@ -42,27 +42,18 @@ class Trials:
         if measured is not None:
             looked_at = as_measured(plan, corrected(plan, measured, taken_seconds, cpu_seconds, self._alone), self.corrections)
         self.ran(looked_at, taken_seconds)
-        taken = format_seconds(taken_seconds)
-        if measured is not None and self.corrections < MOST_CORRECTIONS:
-            if is_off(plan.predicted, taken_seconds):
-                self.corrections += 1
-                predicted = format_seconds(plan.predicted.seconds)
-                _log.warning("a step takes %s where %s were predicted: planned again with what was measured", taken, predicted)
-                return None
-            if cpu_seconds is not None and is_cpu_off(plan.predicted, cpu_seconds):
-                self.corrections += 1
-                found, predicted = format_seconds(cpu_seconds), format_seconds(plan.predicted.busy_seconds()["cpu"])
-                _log.warning("updates on the CPU take %s where %s were predicted: planned again with what was measured", found, predicted)
-                return None
-            if least_seconds is not None and taken_seconds > FAR * (least := least_seconds(looked_at.menu)):
-                self.corrections += 1
-                above = taken_seconds / least - 1
-                _log.warning("a step takes %s, %.0f%% more than no plan could beat: planned again with what was measured", taken, 100 * above)
-                return None
+        if (
+            measured is not None
+            and self.corrections < MOST_CORRECTIONS
+            and (why := _why_again(plan, looked_at, taken_seconds, cpu_seconds, least_seconds))
+        ):
+            self.corrections += 1
+            _log.warning("%s: planned again with what was measured", why)
+            return None
         self.settled = True
         seconds, fastest = self.fastest()
         if seconds < PROMISE * taken_seconds and may_run(fastest):
-            _log.warning("a step takes %s, and %s by an earlier plan: back to that", taken, format_seconds(seconds))
+            _log.warning("a step takes %s, and %s by an earlier plan: back to that", format_seconds(taken_seconds), format_seconds(seconds))
             return self._with_what_is_known(fastest, looked_at.menu)
         return looked_at
 
@@ -94,6 +85,20 @@ class Trials:
     def _with_what_is_known(self, plan: Plan, menu: Menu) -> Plan:
         """An earlier plan, predicted with what was measured since."""
         return as_measured(plan, with_budget(menu, plan.menu.problem.budget_bytes), self.corrections)
+
+
+def _why_again(plan: Plan, looked_at: Plan, taken_seconds: float, cpu_seconds: float | None, least_seconds: Callable[[Menu], float] | None) -> str:
+    """What is wrong with a plan, if it is enough to make it again."""
+    taken, predicted = format_seconds(taken_seconds), plan.predicted
+    if is_off(predicted, taken_seconds):
+        return f"a step takes {taken} where {format_seconds(predicted.seconds)} were predicted"
+    if cpu_seconds is not None and is_cpu_off(predicted, cpu_seconds):
+        planned_seconds = predicted.busy_seconds()["cpu"]
+        return f"updates on the CPU take {format_seconds(cpu_seconds)} where {format_seconds(planned_seconds)} were predicted"
+    if least_seconds is None:
+        return ""
+    far, was = taken_seconds / least_seconds(looked_at.menu), predicted.seconds / least_seconds(plan.menu)
+    return f"a step takes {taken}, {far - 1:.0%} more than no plan could beat" if far > max(FAR, (1 + NOTICED) * was) else ""
 
 
 def as_measured(plan: Plan, menu: Menu, corrections: int) -> Plan:
