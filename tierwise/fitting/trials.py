@@ -38,15 +38,13 @@ class Trials:
         """What a step by a plan takes: the plan to go on with, or None if it is to be made again. `measured`: one that was recorded, if they take
         something else than predicted. `may_run`: whether an earlier plan still can. `cpu_seconds`: of the CPU with its updates. `least_seconds`:
         what no plan could beat, if being far from it is to count."""
-        looked_at = plan
+        looked_at, why = plan, ""
         if measured is not None:
             looked_at = as_measured(plan, corrected(plan, measured, taken_seconds, cpu_seconds, self._alone), self.corrections)
+            if self.corrections < MOST_CORRECTIONS:
+                why = _why_again(plan, looked_at, taken_seconds, cpu_seconds, least_seconds)
         self.ran(looked_at, taken_seconds)
-        if (
-            measured is not None
-            and self.corrections < MOST_CORRECTIONS
-            and (why := _why_again(plan, looked_at, taken_seconds, cpu_seconds, least_seconds))
-        ):
+        if why:
             self.corrections += 1
             _log.warning("%s: planned again with what was measured", why)
             return None
