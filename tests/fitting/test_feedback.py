@@ -194,8 +194,11 @@ def test_a_plan_far_from_what_no_plan_could_beat_is_made_again(plan, caplog, bef
     measured = slowed(plan, 1.03, 1.03, 1.0)
     seconds, trials = 1.03 * plan.predicted.seconds, Trials(plan.menu.problem.machine)
     assert not is_off(plan.predicted, seconds)
+
+    def least(menu):
+        return plan.predicted.seconds / before if menu is plan.menu else seconds / above
+
     with caplog.at_level(logging.WARNING, "tierwise"):
-        least = lambda menu: plan.predicted.seconds / before if menu is plan.menu else seconds / above  # noqa: E731
         found = [trials.look(plan, seconds, measured, lambda _: True, least_seconds=least) for _ in range(3)]
     assert [one is None for one in found] == [again, again, False] and trials.corrections == 2 * again
     assert sum("12% more than no plan could beat" in record.message for record in caplog.records) == trials.corrections

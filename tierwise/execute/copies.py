@@ -27,7 +27,7 @@ from .lanes import Event, already
 from .layout import Layout, copyable
 from .nvme import NvmeStore
 from .offsets import round_up
-from .torch_compat import version_of
+from .torch_compat import is_at, version_of
 
 PACK_BYTES = 8 << 20  # the most device memory that a pack of small storages takes while it leaves and while it is back
 
@@ -265,7 +265,7 @@ class Copies:
         parcel = sent.parcel() if sent else None
         if sent is None or parcel is None or parcel.users[0].failed():
             return None
-        unchanged = sent.version is not None and sent.version == version_of(tensor)
+        unchanged = is_at(tensor, sent.version)
         return (parcel, sent.start_bytes) if unchanged and sent.tier == to else None
 
     def _drop_arrived(self) -> None:

@@ -26,7 +26,7 @@ from .passes import Pass, RegionPlan, RegionRun, Trouble
 from .recording import Recording
 from .states import States
 from .states.torch_compat import without_torch_function
-from .torch_compat import others_hold_saved_tensors, version_of, within_transform
+from .torch_compat import is_at, others_hold_saved_tensors, version_of, within_transform
 
 _log = logging.getLogger("tierwise")
 
@@ -315,7 +315,7 @@ class _State:
         self._random = device.random_state()
 
     def can_be_restored(self) -> bool:
-        return self._versions == [version_of(buffer) for buffer in self._buffers]
+        return all(map(is_at, self._buffers, self._versions))
 
     def restore(self) -> None:
         self._device.set_random_state(self._random)

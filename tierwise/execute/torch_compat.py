@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mod
 
 __all__ = [
     "has_hooks",
+    "is_at",
     "let_segments_grow",
     "others_hold_saved_tensors",
     "version_of",
@@ -40,6 +41,11 @@ def let_segments_grow() -> None:
 def version_of(tensor: torch.Tensor) -> int | None:
     """How often autograd saw the storage written to; None where it does not look."""
     return None if tensor.is_inference() else tensor._version
+
+
+def is_at(tensor: torch.Tensor, version: int | None) -> bool:
+    """Whether nobody has written to it since it was at that version; where autograd does not look that is not known."""
+    return version is not None and version == version_of(tensor)
 
 
 def has_hooks(module: torch.nn.Module) -> bool:

@@ -2,11 +2,10 @@
 
 A call that waits for a copy looks slow; so of the calls of one class and choice those count that send nothing, and those that send and are hardly
 slower. Of these the middle one: a card that is kept busy runs slower than the calls after it has rested, which the first of a step are, and it may be
-these that send nothing. Of the copies over a link the middle one counts, against what the
-plan had of that link beside its updates. Updates on the CPU take what they took; what a call whose state is updated elsewhere still waited for longer
-than planned, or less long, is the other updates' doing, and so is what some calls of backward took longer than others of their kind. What a recorded
-step takes longer than one that nobody records is nobody's: it was in between calls, which a device runs for as long as it ever does, and only where
-there is not so much between them in the calls.
+these that send nothing. Of the copies over a link the middle one counts, against what the plan had of that link beside its updates. Updates on the
+CPU take what they took; what a call whose state is updated elsewhere still waited for longer than planned, or less long, is the other updates' doing,
+and so is what some calls of backward took longer than others of their kind. What a recorded step takes longer than one that nobody records is
+nobody's: it was in between calls, which a device runs for as long as it ever does, and only where there is not so much between them in the calls.
 """
 
 from __future__ import annotations

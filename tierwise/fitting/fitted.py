@@ -285,11 +285,10 @@ class Fitted:
             return
         del self.plans[key]
         self._has_plans_left_behind = True
+        moves = self._fixed() is None
+        least = self.least_seconds if moves and plan.program.states else None
         with swept(LOOKED):
-            go_on = trials.look(
-                plan, seconds, measured, lambda other: self._fixed() is None or not self.lasting.differs(other.program), on_cpu,
-                self.least_seconds if plan.program.states and self._fixed() is None else None,
-            )  # fmt: skip
+            go_on = trials.look(plan, seconds, measured, lambda other: moves or not self.lasting.differs(other.program), on_cpu, least)
         if go_on is not None:
             self.plans[key] = go_on
         else:

@@ -93,10 +93,10 @@ def _why_again(plan: Plan, looked_at: Plan, taken_seconds: float, cpu_seconds: f
     if cpu_seconds is not None and is_cpu_off(predicted, cpu_seconds):
         planned_seconds = predicted.busy_seconds()["cpu"]
         return f"updates on the CPU take {format_seconds(cpu_seconds)} where {format_seconds(planned_seconds)} were predicted"
-    if least_seconds is None:
+    if least_seconds is None or (far := taken_seconds / least_seconds(looked_at.menu)) <= FAR:
         return ""
-    far, was = taken_seconds / least_seconds(looked_at.menu), predicted.seconds / least_seconds(plan.menu)
-    return f"a step takes {taken}, {far - 1:.0%} more than no plan could beat" if far > max(FAR, (1 + NOTICED) * was) else ""
+    was = predicted.seconds / least_seconds(plan.menu)
+    return f"a step takes {taken}, {far - 1:.0%} more than no plan could beat" if far > (1 + NOTICED) * was else ""
 
 
 def as_measured(plan: Plan, menu: Menu, corrections: int) -> Plan:

@@ -23,7 +23,7 @@ from ...errors import BadInput
 from ..device import Device, Direction, bytes_of
 from ..host_pool import Block, HostPool
 from ..lanes import Event, Lane, already, settled
-from ..torch_compat import version_of
+from ..torch_compat import is_at, version_of
 from .homes import copy_block
 from .torch_compat import no_torch_function, without_bytes
 from .units import Slot, Unit
@@ -403,9 +403,9 @@ class Traffic:
         """One for all gradients that are multiplied by the same tensor."""
         if not isinstance(value, torch.Tensor):
             return Factor(value, dtype, self)
-        known, version = self._factors.get((id(value), dtype)), version_of(value)
-        if known is None or version is None or known[0] is not value or known[1] != version:
-            self._factors[id(value), dtype] = known = (value, version, Factor(value, dtype, self))
+        known = self._factors.get((id(value), dtype))
+        if known is None or known[0] is not value or not is_at(value, known[1]):
+            self._factors[id(value), dtype] = known = (value, version_of(value), Factor(value, dtype, self))
         return known[2]
 
     def forget_factors(self) -> None:

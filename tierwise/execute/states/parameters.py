@@ -16,7 +16,7 @@ from torch import nn
 from ...errors import BadInput, TierwiseError
 from ..device import Device, Direction, bytes_of
 from ..lanes import Event, Lane, Signal, already
-from ..torch_compat import version_of
+from ..torch_compat import is_at, version_of
 from .guards import Ask, guard, unguard
 from .homes import DiskChunks, HostFlat, Ring, copy_block
 from .torch_compat import in_backward, without_torch_function
@@ -175,7 +175,7 @@ class Residence:
     def settle(self) -> None:
         """What is at home is what it is on the device, if somebody may have written to that: whoever asked for it, or, while it stays for a backward
         that does not come, whoever needs not ask."""
-        if self.is_here and (self.borrowed or self._versions != [version_of(parameter) for parameter in self.parameters]):
+        if self.is_here and (self.borrowed or not all(map(is_at, self.parameters, self._versions))):
             self.write_back()
 
     def write_back(self) -> None:

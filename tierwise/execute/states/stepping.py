@@ -13,7 +13,7 @@ from torch.autograd.graph import increment_version
 from ...errors import BadInput, TierwiseError
 from ..device import Device
 from ..lanes import Event
-from ..torch_compat import version_of
+from ..torch_compat import is_at, version_of
 from .gradients import Gradient, Held, Shelf, Traffic
 from .guards import guard, unguard
 from .ledger import Ledger
@@ -128,7 +128,7 @@ class Stepping:
         evaluated, puts back what was there, and the masters have more of it than was put back."""
         if not home.has_master:
             return
-        written = [slot for slot in home.unit.slots if home.was_written or version_of(slot.parameter) != self._versions[slot]]
+        written = [slot for slot in home.unit.slots if home.was_written or not is_at(slot.parameter, self._versions[slot])]
         if written:
             self._ledger.refresh(home, written)
 
