@@ -145,10 +145,10 @@ class Lasting:
         return wanted != self.placements
 
     def follow(self, program: Program, budget_bytes: int) -> None:
-        """What a plan says besides places: how early parameters come, and in how much memory."""
+        """What a plan says besides places: how early parameters come, how many gradients wait, and in how much memory."""
         if self.states is not None:
             self.states.residency.ahead = program.ahead
-            self.states.plan_with(budget_bytes)
+            self.states.plan_with(budget_bytes, program.in_flight)
 
     def place(self, program: Program) -> None:
         """Take everything to its home, from where it was placed before."""

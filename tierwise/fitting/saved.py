@@ -18,6 +18,7 @@ import torch
 
 from ..errors import BadFile, InvalidSchedule, OverCapacity, TierwiseError
 from ..ir import CallPlan, Graph, Menu, Placement, Program, Role, check_schedule, serial
+from ..ir.placement import IN_FLIGHT
 from ..lower import image
 from ..units import format_bytes
 
@@ -47,6 +48,7 @@ def save_program(program: Program, menu: Menu, budget_bytes: int, path: str | Pa
             "words": list(program.words),
             "update": program.update,
             "ahead": program.ahead,
+            "in_flight": program.in_flight,
             "calls": {str(call): asdict(plan) for call, plan in program.calls.items()},
             "outside": {str(gap): asdict(plan) for gap, plan in program.outside.items()},
             "states": {unit: asdict(place) for unit, place in program.states.items()},
@@ -129,13 +131,14 @@ def _program(data: dict[str, Any]) -> Program:
         outside={int(gap): _call(plan) for gap, plan in data["outside"].items()},
         states={str(unit): Placement(**place) for unit, place in data["states"].items()},
         update=str(data["update"]),
-        ahead=_distance(data.get("ahead", 1)),
+        ahead=_regions("parameters come {} regions ahead", data.get("ahead", 1)),
+        in_flight=_regions("gradients of {} regions wait", data.get("in_flight", IN_FLIGHT)),
     )
 
 
-def _distance(value: Any) -> int:
+def _regions(what: str, value: Any) -> int:
     if not isinstance(value, int) or value < 1:
-        raise ValueError(f"parameters come {value!r} regions ahead")
+        raise ValueError(what.format(repr(value)))
     return value
 
 

@@ -19,6 +19,7 @@ TIERS = ("device", "host", "nvme")
 PASSING, PASSING_HOST = BUFFERS = "passing", "passing host"
 UPDATES = ("device", "cpu", "streamed")
 IN_FLIGHT = 4  # regions whose gradients may wait for updates beside backward, before it waits for these; those that wait for the cpu are not meant
+FEW_IN_FLIGHT = 2  # of these on the device, unless a program says otherwise: where the link is busy all the time, compute waits for it here or there
 HELD_SHARE = 10  # of the budget, one part in so many for gradients that wait so on the device
 
 
@@ -65,7 +66,7 @@ def region_of(path: str, regions: Collection[str]) -> str:
     return path if path in regions else owner(path, regions) or path
 
 
-def waiting_bytes(budget_bytes: int, largest_bytes: int) -> int:
-    """Of gradients on the device whose updates pass through it, before backward waits for them; by those of the largest region. Of regions of which a
-    part is updated so there are more at a time."""
-    return max(largest_bytes, min(IN_FLIGHT * largest_bytes, budget_bytes // HELD_SHARE))
+def waiting_bytes(budget_bytes: int, largest_bytes: int, in_flight: int) -> int:
+    """Of gradients on the device whose updates pass through it, before backward waits for them; by those of so many of the largest region. Of regions
+    of which a part is updated so there are more at a time."""
+    return max(largest_bytes, min(in_flight * largest_bytes, budget_bytes // HELD_SHARE))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .placement import Placement
+from .placement import FEW_IN_FLIGHT, Placement
 from .problem import Problem
 
 INPUTS = "inputs"  # in CallPlan.sent: what the region was given and backward reads
@@ -80,6 +80,7 @@ class Program:
     states: Mapping[str, Placement] = field(default_factory=dict)  # by module path; parameters of no path stay on the device
     update: str = "after"  # when updates of state that is elsewhere run: "after" backward and under the next forward, or in "backward"
     ahead: int = 1  # parameters that live elsewhere are on their way while the region so many before theirs runs
+    in_flight: int = FEW_IN_FLIGHT  # regions whose gradients may wait on the device for updates that pass through it, before backward waits for these
 
     @property
     def sends(self) -> bool:

@@ -15,13 +15,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ..ir import INPUTS, ON_DEVICE, CallPlan, Menu, Placement, Program
+from ..ir.placement import IN_FLIGHT
 from .choose import Chosen
 from .clock import Clock
-from .detail import Detail
+from .detail import Detail, Looked, comes_and_goes
 from .helpers import Helpers
 from .states import state_units
 
 HOMES, EXCHANGES, CHOICES = 0.45, 0.3, 0.25  # of all changes: in a full device most other homes do not fit, and exchanges always do
+WAITS = 0.05  # and of when parameters come, or how many gradients wait: there are few of these
+MOST_AHEAD = 3  # regions
 TWO_AT_ONCE = 0.25  # of the time: where one more of something asks for less of another
 DRAWS_EACH = 3  # for each thing that could be changed: if so many are no better, one after another, no more are drawn
 AS_FAST = 1.005  # of the time with more saved by calls: what that leaves of the device is worth more, once it is used
@@ -31,7 +34,7 @@ AT_A_TIME_SECONDS = 2.0  # of others' work; less than whoever waits for them has
 @dataclass(slots=True)
 class _Best:
     program: Program
-    seconds: float
+    looked: Looked
     draws: int = 0  # since it was found
 
 
@@ -46,23 +49,23 @@ class Chance:
 
     def better(self, chosen: Chosen, until: float) -> Chosen:
         """The best that was found by then."""
-        seconds = self._detail.seconds(chosen.program) if chosen.program.states else None
-        if seconds is None or not any(self._weights):
+        looked = self._detail.looked(chosen.program) if chosen.program.states else None
+        if looked is None or not any(self._weights):
             return chosen
-        best = _Best(chosen.program, seconds)
-        lean = self._lean(chosen.program)
-        if lean != chosen.program and (lean_seconds := self._detail.seconds_if_below(lean, AS_FAST * seconds)) is not None:
-            best = _Best(lean, lean_seconds)
+        best = _Best(chosen.program, looked)
+        lean, almost = self._lean(chosen.program), Looked(*(AS_FAST * seconds for seconds in looked))
+        if lean != chosen.program and (lean_looked := self._detail.better(lean, almost)) is not None:
+            best = _Best(lean, lean_looked)
         while self._clock.now() < until and not self._is_settled(best):
             if self._others:
                 moment = min(until, self._clock.now() + AT_A_TIME_SECONDS)
                 self._others.hear(
-                    ((program, best.seconds, self._detail.taken(program)) for program in self._draws(best, moment)),
+                    ((program, best.looked, self._detail.taken(program)) for program in self._draws(best, moment)),
                     lambda asked, found: self._heard(best, asked, found),
                 )
             elif (program := next(self._draws(best, until), None)) is not None:
-                self._heard(best, program, self._detail.seconds_if_below(program, best.seconds))
-        return self._detail.predicted(best.program) if best.seconds < seconds else chosen
+                self._heard(best, program, self._detail.better(program, best.looked))
+        return self._detail.predicted(best.program) if best.looked < looked else chosen
 
     def _is_settled(self, best: _Best) -> bool:
         return best.draws > DRAWS_EACH * (len(self._paths) + len(self._calls))
@@ -74,12 +77,12 @@ class Chance:
             program = best.program
             for _ in range(1 + (self._random.random() < TWO_AT_ONCE)):
                 program = self._changed(program)
-            if program.states and (program.states, program.calls) != (best.program.states, best.program.calls):
+            if program.states and program != best.program:
                 yield program
 
-    def _heard(self, best: _Best, program: Program, seconds: float | None) -> None:
-        if seconds is not None and seconds < best.seconds:
-            best.program, best.seconds, best.draws = program, seconds, 0
+    def _heard(self, best: _Best, program: Program, looked: Looked | None) -> None:
+        if looked is not None and looked < best.looked:
+            best.program, best.looked, best.draws = program, looked, 0
 
     def _lean(self, program: Program) -> Program:
         """With everything made again that can be."""
@@ -94,6 +97,7 @@ class Chance:
     def _changed(self, program: Program) -> Program:
         kinds: dict[Callable[[Program], Program], float] = {self._another_home: HOMES, self._exchange: EXCHANGES}
         kinds |= {self._another_choice: CHOICES} if self._calls else {}
+        kinds |= {self._another_wait: WAITS}
         (change,) = self._random.choices([*kinds], [*kinds.values()])
         return change(program)
 
@@ -127,6 +131,13 @@ class Chance:
         if not 0 <= place < len(choices):
             return program
         return replace(program, calls={**program.calls, call: self._choosing(plan, call, place)})
+
+    def _another_wait(self, program: Program) -> Program:
+        """Parameters one region earlier or later, or gradients of one region more or fewer that wait."""
+        change = self._random.choice((-1, 1))
+        if self._random.random() < 0.5 and comes_and_goes(program):
+            return replace(program, ahead=min(max(program.ahead + change, 1), MOST_AHEAD))
+        return replace(program, in_flight=min(max(program.in_flight + change, 1), IN_FLIGHT))
 
     def _choosing(self, plan: CallPlan, call: int, place: int) -> CallPlan:
         """Another of its choices, of what is saved then the same is sent."""

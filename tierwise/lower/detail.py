@@ -8,9 +8,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import mean
+from typing import NamedTuple
 
 from ..errors import InvalidSchedule
-from ..ir import Menu, Problem, Program, check_schedule
+from ..ir import Menu, Problem, Program, Schedule, check_schedule
 from ..simulate import simulate
 from .choose import Chosen, predicted
 from .clock import Clock
@@ -22,6 +23,15 @@ FINALISTS, MOST_FINALISTS = 1, 6  # besides the best one: at least, and at most 
 SLOWER = 0.92  # of its rates: what one host has less of than another of its kind, or than a moment ago
 CROWDED = 1.03  # such steps took 6 to 19% longer than first predicted (an H200, 3.2 G in 8 and 12 GB, three times), more than most
 OTHERS_AHEAD = (1, 3)  # regions before theirs that parameters may be on their way, besides what was planned
+FEW = 2  # activations that are looked at by turns: those of the best program, and of one that has others
+AS_GOOD = 1.0005  # of the best by a rough look: of what is better in detail nearly all is, of what is not one in five
+
+
+class Looked(NamedTuple):
+    """Seconds of a program."""
+
+    seconds: float
+    roughly: float = math.inf  # with updates of a module at once, on this host
 
 
 def comes_and_goes(program: Program) -> bool:
@@ -30,12 +40,14 @@ def comes_and_goes(program: Program) -> bool:
 
 
 class Detail:
-    """`takes`: what whoever runs updates holds on the device for them all the time. `others`: who may look at several at a time."""
+    """`takes`: what whoever runs updates holds on the device for them all the time. `others`: who may look at several at a time. `compact`: the menu
+    as rough looks have it, which take less than half as long."""
 
-    def __init__(self, menu: Menu, takes: Takes, clock: Clock, others: Helpers | None = None) -> None:
+    def __init__(self, menu: Menu, takes: Takes, clock: Clock, others: Helpers | None = None, compact: Menu | None = None) -> None:
         self._menu, self._takes, self._clock, self._others = menu, takes, clock, others
+        self._rough = None if compact is None else Detail(compact, takes, clock)
         self._known: list[tuple[Program, float | None]] = []
-        self._bare: tuple[Program, Image] | None = None  # the activations that were looked at last, with all state in place
+        self._bare: list[tuple[Program, Image]] = []  # of the last few, without lasting state
 
     def first(self, best: Chosen, near: Sequence[Chosen], until: float) -> Chosen:
         """Of the best and those that come near it, which is fastest."""
@@ -92,12 +104,39 @@ class Detail:
         for other, seconds in self._known:
             if other == program:
                 return seconds
-        self._known.append((program, self.seconds_if_below(program)))
+        self._clock.tick()
+        self._known.append((program, self._seconds_if_below(program)))
         return self._known[-1][1]
 
-    def seconds_if_below(self, program: Program, most: float = math.inf) -> float | None:
-        """The same, or None if it takes at least so many."""
+    def better(self, program: Program, than: Looked) -> Looked | None:
+        """Of one that is drawn. Most are no better, as a rough look finds."""
         self._clock.tick()
+        return self._looked(program, than)
+
+    def looked(self, program: Program) -> Looked | None:
+        """Roughly, too."""
+        return self._looked(program, Looked(math.inf))
+
+    def _looked(self, program: Program, than: Looked) -> Looked | None:
+        roughly = math.inf
+        if self._rough is not None:
+            ready = self._rough._fitting(program)
+            if ready is None or (roughly := _seconds(*ready, program)) > than.roughly * AS_GOOD:
+                return None
+        seconds = self._seconds_if_below(program, than.seconds)
+        return None if seconds is None else Looked(seconds, roughly)
+
+    def _seconds_if_below(self, program: Program, most: float = math.inf) -> float | None:
+        """Between what it takes on this host and on a slower one. None: it does not fit, or takes at least so many."""
+        ready = self._fitting(program)
+        if ready is None or (seconds := _seconds(*ready, program)) >= most:  # on a slower host it takes longer still
+            return None
+        problem, schedule = ready
+        seconds = mean((seconds, _seconds(_slower(problem), schedule, program)))
+        return seconds if seconds < most else None
+
+    def _fitting(self, program: Program) -> tuple[Problem, Schedule] | None:
+        """What it comes to, with the room there is while it runs; None: it does not fit."""
         if self.taken(program)[1] > self._menu.problem.machine.capacity("dram"):
             return None
         made = self._image(program)
@@ -105,24 +144,29 @@ class Detail:
             check_schedule(made.problem, made.schedule)
         except InvalidSchedule:
             return None
-        problem = made.problem.with_budget(self._menu.problem.budget_bytes)
-        longer = CROWDED if _is_crowded(program) else 1.0
-        seconds = simulate(problem, made.schedule).seconds * longer
-        if seconds >= most:  # on a slower host it takes longer still
-            return None
-        seconds = mean((seconds, simulate(_slower(problem), made.schedule).seconds * longer))
-        return seconds if seconds < most else None
+        return made.problem.with_budget(self._menu.problem.budget_bytes), made.schedule
 
     def predicted(self, program: Program) -> Chosen:
         """What it comes to, of one that fits."""
         return predicted(self._image(program), self._menu.problem.budget_bytes)
 
     def _image(self, program: Program) -> Image:
-        alone = replace(program, states={})
-        if self._bare is None or self._bare[0] != alone:
-            self._bare = alone, image(self._menu, alone)
-        bare, budget_bytes = self._bare[1], self._menu.problem.budget_bytes - self.taken(program)[0]
-        return with_lasting(replace(bare, problem=bare.problem.with_budget(budget_bytes)), program.states, program.update, program.ahead)
+        bare, budget_bytes = self._alone(program), self._menu.problem.budget_bytes - self.taken(program)[0]
+        within = replace(bare, problem=bare.problem.with_budget(budget_bytes))
+        return with_lasting(within, program.states, program.update, program.ahead, program.in_flight)
+
+    def _alone(self, program: Program) -> Image:
+        """What is planned for activations, with all state in place."""
+        alone = replace(program, states={}, ahead=1, in_flight=1)
+        found = next((made for other, made in self._bare if other == alone), None)
+        if found is None:
+            found = image(self._menu, alone)
+            self._bare = [(alone, found), *self._bare[: FEW - 1]]
+        return found
+
+
+def _seconds(problem: Problem, schedule: Schedule, program: Program) -> float:
+    return simulate(problem, schedule).seconds * (CROWDED if _is_crowded(program) else 1.0)
 
 
 def _is_crowded(program: Program) -> bool:

@@ -6,7 +6,8 @@
 ("glance", split, taken)           the answer: it, or the nearest lighter one that fits, and about its seconds; None if none does
 ("split", (split, sends), taken)   the answer: what is planned for it, with activations that are sent or without; None if nothing fits
 ("sending", split, taken)         the answer: a split near it with activations that are sent, and what was planned for it; None if there is none
-("program", (program, most), taken) the answer: its seconds with each update by itself; None if it does not fit, or takes so many or more
+("program", program, taken)        the answer: its seconds with each update by itself; None if it does not fit
+("drawn", (program, than), taken)  the answer: the same, and by a rough look; None if it does not fit, or is no better
 
 `taken`: bytes of the device that updates hold all the time, and of host memory in all.
 """
@@ -24,7 +25,7 @@ from .around import Around
 from .choose import Chosen
 from .clock import Clock, no_search_for_garbage
 from .descent import Descent
-from .detail import Detail
+from .detail import Detail, Looked
 from .helpers import Helpers, Lesson
 from .looks import Looks
 from .senders import Senders
@@ -60,12 +61,15 @@ class _Planner:
     def sending(self, split: Split) -> tuple[Split, Chosen] | None:
         return self._senders.near(split)
 
-    def program(self, program_and_most: tuple[Program, float]) -> float | None:
-        return self._detail.seconds_if_below(*program_and_most)
+    def program(self, program: Program) -> float | None:
+        return self._detail.seconds(program)
+
+    def drawn(self, program_and_than: tuple[Program, Looked]) -> Looked | None:
+        return self._detail.better(*program_and_than)
 
     @cached_property
     def _detail(self) -> Detail:
-        return Detail(self.lesson.whole, lambda states: self.taken, self.clock)
+        return Detail(self.lesson.whole, lambda states: self.taken, self.clock, compact=self.lesson.menu)
 
     @cached_property
     def _splits(self) -> Splits:

@@ -7,7 +7,6 @@ planner, which imports neither torch nor the script.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import pickle
 import subprocess
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..ir import Menu, Placement, Program
 from .choose import Chosen
@@ -26,6 +25,7 @@ from .splits import Split
 MOST = 8
 CORES_EACH = 2  # the rest is for whoever else is at work here
 PATIENCE_SECONDS = 5.0  # for a batch of looks, of a fraction of a second each, and for starting up
+T = TypeVar("T")
 Taken = tuple[int, int]  # by updates: of the device all the time, and of host memory in all
 
 
@@ -88,12 +88,12 @@ class Helpers:
 
     def seconds(self, asked: Iterable[tuple[Program, Taken]]) -> list[float | None] | None:
         """Of each, with each update by itself; None for one that does not fit, and for all if there are no answers."""
-        return self._answers(("program", (program, math.inf), taken) for program, taken in asked)
+        return self._answers(("program", program, taken) for program, taken in asked)
 
-    def hear(self, asked: Iterable[tuple[Program, float, Taken]], heard: Callable[[Program, float | None], None]) -> None:
-        """The same of each, if it is less than so many seconds, told as soon as it is known and before the next is asked for."""
+    def hear(self, asked: Iterable[tuple[Program, T, Taken]], heard: Callable[[Program, T | None], None]) -> None:
+        """Of each, how long it takes if that is less than another one does, told as soon as it is known and before the next is asked for."""
         self._answers(
-            (("program", (program, most), taken) for program, most, taken in asked), heard=lambda question, found: heard(question[1][0], found)
+            (("drawn", (program, than), taken) for program, than, taken in asked), heard=lambda question, found: heard(question[1][0], found)
         )
 
     def begin_to_send(self, asked: Iterable[tuple[Split, Taken]]) -> None:

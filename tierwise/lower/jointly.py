@@ -94,7 +94,7 @@ def choose_jointly(
             search, found = _searched(begin, fixed, IMAGES if detailed else FEW_IMAGES)
             missing = _missing_host_bytes(whole, found) if fixed is None and "nvme" in tiers else 0
             if missing <= 0 and detailed:
-                detail = Detail(whole, takes, clock, others)
+                detail = Detail(whole, takes, clock, others, compact=menu)
                 found = detail.first(found, search.tries.near(found), began + DETAILED_SHARE * seconds)
                 found = detail.in_time(detail.where_they_come_anyway(found) if fixed is None else found)
                 if known is not None:

@@ -30,7 +30,7 @@ from ..ir import (
     Storage,
     Tier,
 )
-from ..ir.placement import owner
+from ..ir.placement import FEW_IN_FLIGHT, owner
 from ..ir.schedule import Compute, Copy, Free, Step
 from ..policies._lasting import Away, placed
 from .coarse import renumber
@@ -99,7 +99,9 @@ def moved_updates(graph: Graph, states: Mapping[str, Placement]) -> set[int]:
     return {op for unit in state_units(graph, states) if states[unit.path].update != "device" for op in unit.updates}
 
 
-def with_states(problem: Problem, schedule: Schedule, states: Mapping[str, Placement], update: str, ahead: int = 1) -> tuple[Problem, Schedule]:
+def with_states(
+    problem: Problem, schedule: Schedule, states: Mapping[str, Placement], update: str, ahead: int = 1, in_flight: int = FEW_IN_FLIGHT
+) -> tuple[Problem, Schedule]:
     """The schedule with lasting state where it lives. What several paths share is where the path of its name is. Updates that are streamed run
     beside compute, on a stream of their own."""
     places: dict[int, Away] = {}
@@ -125,7 +127,7 @@ def with_states(problem: Problem, schedule: Schedule, states: Mapping[str, Place
         problem = _with_other_copies(problem, alone)
     else:
         problem = _with_slower_compute(problem, [op for op, place in places.items() if place.processor == BESIDE])
-    schedule = placed(problem, schedule, places, update=update, ahead=ahead, parameters=frozen)
+    schedule = placed(problem, schedule, places, update=update, ahead=ahead, in_flight=in_flight, parameters=frozen)
     return (problem if update == "after" else _beside_copies(problem, alone.machine, schedule)), schedule
 
 

@@ -17,7 +17,7 @@ from functools import cached_property, partial
 from itertools import accumulate, pairwise
 
 from ..ir import PASSING, Compute, Copy, Free, Op, Phase, Problem, Role, Schedule, Step
-from ..ir.placement import IN_FLIGHT, waiting_bytes
+from ..ir.placement import FEW_IN_FLIGHT, IN_FLIGHT, waiting_bytes
 from ._in_time import Piece, over_by
 from ._in_time import piece as piece_of
 from ._in_time import run as in_time
@@ -88,11 +88,14 @@ def placed(
     parameters: Mapping[int, str] | None = None,
     passing_bytes: int = PASSING_BYTES,
     lingers: int = 1,
+    in_flight: int = FEW_IN_FLIGHT,
 ) -> Schedule:
     """`places` by update. Parameters that nobody updates come and go too where `parameters` says so, by storage. State is on its way so early that it
     and what comes before it are so many bytes, and at least while that of the update before it is there. In backward a parameter `lingers` until so
-    many ops later."""
-    builder = _Away(problem, base, places, ahead, None, parameters or {}, 0, lingers, listed_in_time=True, passing_bytes=passing_bytes)
+    many ops later. For so many regions that are `in_flight` gradients wait on the device, then backward waits."""
+    builder = _Away(
+        problem, base, places, ahead, None, parameters or {}, 0, lingers, listed_in_time=True, passing_bytes=passing_bytes, in_flight=in_flight
+    )
     return builder.run(_when(problem, update))
 
 
@@ -113,8 +116,10 @@ class _Away:
         lingers: int,
         listed_in_time: bool,
         passing_bytes: int = 0,
+        in_flight: int = FEW_IN_FLIGHT,
     ) -> None:
-        self.earlier, self.lingers, self.listed_in_time, self.passing_bytes = earlier, lingers, listed_in_time, passing_bytes
+        self.earlier, self.lingers, self.listed_in_time = earlier, lingers, listed_in_time
+        self.passing_bytes, self.in_flight = passing_bytes, in_flight
         self.problem, self.graph, self.base, self.places = problem, problem.graph, base, places
         self.moved = set(places)
         self.device, self.ahead = problem.device_tier, ahead
@@ -361,7 +366,7 @@ class _Away:
                     nbytes = self.graph.storages[storage].nbytes
                     whole[count] += nbytes
                     held[count] += nbytes * (self.waits_in[storage] == self.device)
-        return _Holding(held, waiting_bytes(self.problem.budget_bytes, max(whole.values(), default=0)))
+        return _Holding(held, waiting_bytes(self.problem.budget_bytes, max(whole.values(), default=0), self.in_flight))
 
     def _on_their_way(self, updates: Sequence[int]) -> int:
         """For how many before the last of these updates state is on its way or there when that of the last one comes."""

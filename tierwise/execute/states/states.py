@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from ...errors import BadInput, TierwiseError, UnknownName
-from ...ir.placement import region_of, waiting_bytes
+from ...ir.placement import FEW_IN_FLIGHT, region_of, waiting_bytes
 from ..device import Device
 from ..host_pool import HostPool
 from ..nvme import NvmeStore
@@ -296,10 +296,10 @@ class States:
                 stack.callback(self.residency.not_used, home, keep=False)
             yield
 
-    def plan_with(self, budget_bytes: int) -> None:
-        """Updates in backward: by how much memory there is, how much of it gradients may hold that wait for theirs."""
+    def plan_with(self, budget_bytes: int, in_flight: int = FEW_IN_FLIGHT) -> None:
+        """Updates in backward: by how much memory there is, how much of it gradients may hold that wait for theirs, of so many regions at most."""
         if self._stepping is not None:
-            self._stepping.waiting_bytes = waiting_bytes(budget_bytes, self._largest_bytes)
+            self._stepping.waiting_bytes = waiting_bytes(budget_bytes, self._largest_bytes, in_flight)
 
     # -- regions ------------------------------------------------------------------------------------------------------------------------
 
