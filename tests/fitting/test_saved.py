@@ -32,22 +32,26 @@ def test_a_program_comes_back_as_it_was(saved):
 
 
 def test_homes_of_state_come_back_too(tmp_path):
-    program = replace(choose(QUESTION).program, states={"block0": Placement("host", "cpu")}, update="backward", ahead=3)
+    program = replace(choose(QUESTION).program, states={"block0": Placement("host", "cpu")}, update="backward", ahead=3, in_flight=5)
     save_program(program, QUESTION, 250, tmp_path / "plan.json")
     text = json.loads((tmp_path / "plan.json").read_text())["program"]
     assert text["states"] == {"block0": {"state": "host", "update": "cpu", "parameters": "device", "gradients": "device"}}
-    assert (text["update"], text["ahead"]) == ("backward", 3)
+    assert (text["update"], text["ahead"], text["in_flight"]) == ("backward", 3, 5)
 
 
-def test_how_early_parameters_come_is_read_as_well(saved):
+@pytest.mark.parametrize(
+    ("name", "without", "refused"),
+    [("ahead", 1, "parameters come 0 regions ahead"), ("in_flight", 4, "gradients of 0 regions wait")],  # without: a file of a version that knew one
+)
+def test_how_early_parameters_come_and_how_many_gradients_wait_is_read_as_well(saved, name, without, refused):
     program, path = saved
     data = json.loads(path.read_text())
-    for ahead, expected in ((3, 3), (None, 1)):  # None: a file of a version that knew one distance
-        data["program"].pop("ahead", None)
-        path.write_text(json.dumps(data | {"program": data["program"] | ({} if ahead is None else {"ahead": ahead})}))
-        assert load_program(path, QUESTION) == replace(program, ahead=expected)
-    path.write_text(json.dumps(data | {"program": data["program"] | {"ahead": 0}}))
-    with pytest.raises(BadFile, match="corrupt plan: parameters come 0 regions ahead; plan again"):
+    for given, expected in ((3, 3), (None, without)):
+        data["program"].pop(name, None)
+        path.write_text(json.dumps(data | {"program": data["program"] | ({} if given is None else {name: given})}))
+        assert load_program(path, QUESTION) == replace(program, **{name: expected})
+    path.write_text(json.dumps(data | {"program": data["program"] | {name: 0}}))
+    with pytest.raises(BadFile, match=f"corrupt plan: {refused}; plan again"):
         load_program(path, QUESTION)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from toy_blocks import CPU, EVERYWHERE, IN_HOST, THROUGH, menu_with_moments
+from toy_blocks import CPU, EVERYWHERE, IN_HOST, KEEP, THROUGH, menu_with_moments
 
-from tierwise.ir import ON_DEVICE, Menu, check_schedule, peak_bytes
+from tierwise.ir import ON_DEVICE, Menu, When, check_schedule, peak_bytes
 from tierwise.lower import Chosen, image, keep_everything, with_budget
 from tierwise.lower.chance import Chance
 from tierwise.lower.choose import predicted, recompute_everything
@@ -58,6 +58,20 @@ def test_room_that_calls_do_not_need_is_for_state():
     assert better(question, given, tries=60).seconds < 300
 
 
+def test_where_nothing_else_can_be_changed_more_gradients_wait():
+    """Everybody's state passes through the device over twenty bytes a second, which is as fast as backward all in all, and not each time."""
+    question = menu_with_moments(12, hbm=10_000)
+    machine = question.problem.machine.with_rates(lambda link, lane, rate: 20.0)
+    question = replace(
+        question, problem=replace(question.problem, machine=machine), choices={0: (KEEP,)}, homes=dict.fromkeys(question.homes, (THROUGH,))
+    )
+    program = replace(keep_everything(question), states=dict.fromkeys(question.homes, THROUGH), update="backward", in_flight=1)
+    given = predicted(image(question, program))
+    found = better(question, given)
+    assert found.program == replace(given.program, in_flight=found.program.in_flight)
+    assert found.seconds < given.seconds - 0.1
+
+
 def test_nothing_is_drawn_for_a_plan_that_moves_nothing():
     question, given = given_plan(keep_everything, {})
     assert better(question, given) is given
@@ -67,7 +81,7 @@ def test_others_look_at_several_at_a_time():
     question, given = given_plan(keep_everything, dict.fromkeys(FIRST_THREE, CPU))
     clock = Clock(counts=False)
     with helpers(2) as others:
-        others.learn(Lesson(question, question, "backward", 1, ("dram",), 0))
+        others.learn(Lesson(question, question, When("backward"), ("dram",), 0))
         found = Chance(question, Detail(question, lambda states: (0, 0), clock), clock, others).better(given, until=clock.now() + 3)
         assert others
     assert found.seconds < given.seconds

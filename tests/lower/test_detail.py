@@ -46,3 +46,18 @@ def test_what_the_cpu_sends_anyway_comes_in_time_from_host_memory():
     assert detail.where_they_come_anyway(alone) is alone  # the cpu makes nothing
     full = Detail(question, lambda states: (0, 10**9), Clock(False))
     assert full.seconds(program) is None  # host memory has no room for it
+
+
+def test_as_many_gradients_wait_as_is_fastest():
+    """State passes through the device over twenty bytes a second: where only one gradient may wait, backward now and then does."""
+    question = menu_with_moments(4, hbm=1000)
+    machine = question.problem.machine.with_rates(lambda link, lane, rate: 20.0)
+    question = replace(question, problem=replace(question.problem, machine=machine), homes=dict.fromkeys(question.homes, EVERYWHERE))
+    program = replace(keep_everything(question), states=dict.fromkeys(question.homes, THROUGH), update="backward", in_flight=1)
+    given = chosen(question, program)
+    detail = Detail(question, lambda states: (0, 0), Clock(False))
+    found = detail.in_time(given)
+    assert found.program == replace(program, in_flight=2)
+    assert detail.seconds(found.program) < detail.seconds(program) - 0.1
+    stays = replace(given, program=keep_everything(question))
+    assert detail.in_time(stays) is stays

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from toy_blocks import CPU, IN_HOST, menu_with_moments
 
+from tierwise.ir import When
 from tierwise.lower import choose_jointly, jointly
 from tierwise.lower.around import Around
 from tierwise.lower.choose import Chosen, recompute_everything
@@ -23,13 +24,14 @@ from tierwise.lower.tries import Tries
 
 QUESTION = menu_with_moments(6, hbm=200)
 UNITS = state_units(QUESTION.problem.graph, QUESTION.homes)
-LESSON = Lesson(QUESTION, QUESTION, "backward", 2, ("dram",), 0)
+WHEN = When("backward", 2)
+LESSON = Lesson(QUESTION, QUESTION, WHEN, ("dram",), 0)
 TAKEN = (30, 0)
 
 
 def alone(taken=TAKEN) -> Tries:
     """Who looks for himself."""
-    around = Around(QUESTION, UNITS, "backward", ("dram",), 0, lambda states: taken, Clock(True), 2)
+    around = Around(QUESTION, UNITS, WHEN, ("dram",), 0, lambda states: taken, Clock(True))
     return Tries(QUESTION, UNITS, around, Splits(QUESTION, UNITS, {}, "backward"), ("dram",), lambda states: taken, Clock(True), 1000)
 
 
@@ -52,7 +54,7 @@ def test_what_else_they_are_asked():
     """Splits by a glance, splits with their own activations, programs update by update; and one to send from, while the others answer."""
     splits = [Split(6, number, 0.5) for number in range(0, 7, 2)]
     tries = alone()
-    looks = Looks(QUESTION, UNITS, tries.splits, "backward", lambda states: TAKEN, 2)
+    looks = Looks(QUESTION, UNITS, tries.splits, WHEN, lambda states: TAKEN)
     glances = [None if (found := looks.at(split)) is None else (found, looks.seconds[found]) for split in splits]
     planned = [tries.at(split, (sends,)) for split in splits for sends in (False, True)]
     programs = [chosen.program for chosen in planned if chosen is not None]
@@ -74,7 +76,7 @@ def test_a_search_learns_what_they_find(taken, fits):
     """As if it had looked itself, also that there is no room."""
     wanted = [(Split(6, number, 0.5), sends) for number in range(2, 7, 2) for sends in (False, True)]
     expected, found = alone((taken, 0)), alone((taken, 0))
-    mine, theirs = (Looks(QUESTION, UNITS, found.splits, "backward", found.takes, 2) for _ in range(2))
+    mine, theirs = (Looks(QUESTION, UNITS, found.splits, WHEN, found.takes) for _ in range(2))
     with helpers(2) as others:
         others.learn(LESSON)
         found.at_all(wanted, others)

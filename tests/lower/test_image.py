@@ -8,7 +8,7 @@ import pytest
 from toy_blocks import CHECKPOINT, IN_HOST, ON_DISK, menu, menu_with_moments
 
 from tierwise.errors import BadInput
-from tierwise.ir import INPUTS, CallPlan, Compute, Copy, Free, Program, check_schedule, peak_bytes
+from tierwise.ir import INPUTS, CallPlan, Compute, Copy, Free, Program, When, check_schedule, peak_bytes
 from tierwise.lower import image, keep_everything
 from tierwise.lower.image import with_lasting
 from tierwise.simulate import simulate
@@ -87,7 +87,7 @@ def test_lasting_state_placed_afterwards_is_the_same_image():
     question = menu_with_moments(3)
     states = {"block1": ON_DISK, "block2": IN_HOST}
     kept = keep_everything(question)
-    whole, after = image(question, replace(kept, states=states, update="backward")), with_lasting(image(question, kept), states, "backward")
+    whole, after = image(question, replace(kept, states=states, update="backward")), with_lasting(image(question, kept), states, When("backward"))
     assert (whole.schedule, whole.problem, whole.program) == (after.schedule, after.problem, after.program)
 
 

@@ -40,10 +40,10 @@ def test_activations_may_count_on_less_of_the_link_than_updates_leave_of_it(monk
 
 @pytest.mark.parametrize(("blocks", "hbm", "cpu_seconds"), [(10, 170, 2.3), (10, 170, 1.5), (16, 200, 1.5)])
 def test_sixty_tries_come_near_what_many_find(blocks, hbm, cpu_seconds):
-    """They begin where the linear program would have it."""
+    """They begin where the linear program would have it. Of what is found the last choice is by a slower host's seconds, too."""
     question = menu_with_moments(blocks, hbm=hbm, cpu_seconds=cpu_seconds)
     few, many = (choose_jointly(question, update="backward", tries=tries).seconds for tries in (60, 120))
-    assert many <= few <= 1.03 * many
+    assert many / 1.015 <= few <= 1.03 * many
 
 
 def test_time_that_is_left_is_for_what_is_far_from_that():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from problems import machine
-from toy_blocks import IN_HOST, ON_DISK, chain, menu_with_moments, with_compute_share
+from toy_blocks import EVERYWHERE, IN_HOST, ON_DISK, THROUGH, chain, menu_with_moments, with_compute_share
 
 from tierwise import policies
 from tierwise.errors import NotExecutable
@@ -14,6 +14,7 @@ from tierwise.ir import ON_DEVICE, PASSING, Copy, Costs, Phase, Placement, Probl
 from tierwise.lower import image, keep_everything
 from tierwise.lower.lasting import homes_in
 from tierwise.lower.states import shared
+from tierwise.simulate import simulate
 
 ON_CPU = Placement("host", "cpu", gradients="host")
 OFFERED = dict.fromkeys(("block0", "block1"), (ON_DEVICE, ON_CPU, Placement("host", "cpu", "host", "host")))
@@ -135,6 +136,20 @@ def test_state_is_on_its_way_through_the_device_by_bytes_not_by_updates():
     moments = {storage.id for storage in made.problem.graph.storages if storage.name.endswith(".moments")}
     ways = [(step.src, step.dst) for step in made.schedule.steps if isinstance(step, Copy) and step.storage in moments]
     assert ways.index((PASSING, "dram")) >= 3, ways
+
+
+@pytest.mark.parametrize("few", [1, 2, 3])
+def test_backward_waits_until_few_enough_gradients_are_left_on_the_device(few):
+    """Over two bytes a second each of six updates takes longer than all of backward: by the end of it that of the first block has made its gradient,
+    and so many wait for their updates."""
+    question = menu_with_moments(6, hbm=1000)
+    machine = question.problem.machine.with_rates(lambda link, lane, other: 2.0)
+    question = replace(question, problem=replace(question.problem, machine=machine), homes=dict.fromkeys(question.homes, EVERYWHERE))
+    program = replace(keep_everything(question), states=dict.fromkeys(question.homes, THROUGH), update="backward")
+    made = image(question, replace(program, in_flight=few))
+    check_schedule(made.problem, made.schedule)
+    waiting = simulate(made.problem, made.schedule).memory[PASSING]["grad"]
+    assert (waiting.nbytes[-1], max(waiting.nbytes)) == (few * 5, few * 5 + 5)
 
 
 def test_after_backward_other_copies_are_faster_than_state():

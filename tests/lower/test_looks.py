@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from toy_blocks import IN_HOST, menu_with_moments
 
-from tierwise.ir import ON_DEVICE, Placement, peak_bytes
+from tierwise.ir import ON_DEVICE, Placement, When, peak_bytes
 from tierwise.lower import image, with_budget
 from tierwise.lower.choose import recompute_everything
 from tierwise.lower.looks import Looks
@@ -22,7 +22,7 @@ UNITS = state_units(MENU.problem.graph, MENU.homes)
 
 def looks(budget: int, passing: int = 0) -> Looks:
     within = with_budget(MENU, budget)
-    return Looks(within, UNITS, Splits(within, UNITS, {}, "backward"), "backward", lambda states: (passing, 0))
+    return Looks(within, UNITS, Splits(within, UNITS, {}, "backward"), When("backward"), lambda states: (passing, 0))
 
 
 def image_of(split: Split):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from problems import chain
 
-from tierwise.ir import Compute, Copy, Placement, check_schedule
+from tierwise.ir import Compute, Copy, Placement, When, check_schedule
 from tierwise.lower.states import BESIDE, with_states
 from tierwise.policies import keep_all
 from tierwise.policies._in_time import Piece, over_by, run
@@ -37,7 +37,7 @@ def test_the_cpu_and_the_link_do_not_wait_for_each_other(update):
     parameter that the cpu makes goes back."""
     problem = named(chain(4, weight_bytes=5, state_bytes=10, cpu_update_seconds=4))
     states = {"block3": Placement("host", "cpu", gradients="host"), "block2": Placement("host", "streamed", gradients="device")}
-    found, schedule = with_states(problem, keep_all.plan(problem), states, update)
+    found, schedule = with_states(problem, keep_all.plan(problem), states, When(update))
     check_schedule(found, schedule)
     assert found.machine.issuer("dram", "passing") == BESIDE, "what passes through the device is not issued behind the cpu's work"
     numbers = {s.name: s.id for s in problem.graph.storages}
@@ -63,7 +63,7 @@ def test_what_the_cpu_has_no_time_for_runs_under_the_next_forward():
     its parameter takes 1/7 s to the device and the next step begins. Layer 2 has time until then. In turn all would be done at 14 1/8 s."""
     problem = named(chain(4, weight_bytes=1, state_bytes=1, cpu_update_seconds=1.72))
     states = {f"block{n}": Placement("host", "cpu", gradients="host") for n in range(4)}
-    found, schedule = with_states(problem, keep_all.plan(problem), states, "backward")
+    found, schedule = with_states(problem, keep_all.plan(problem), states, When("backward"))
     check_schedule(found, schedule)
     updates = [(problem.graph.ops[step.op].name, step.iteration) for step in schedule.steps if isinstance(step, Compute) and step.on == "cpu"]
     assert updates == [("step0", -1), ("step2", -1), ("step3", 0), ("step1", 0)]

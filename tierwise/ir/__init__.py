@@ -5,7 +5,7 @@ from .judge import check_graph, check_schedule, peak_bytes
 from .machine import Link, Machine, Processor, Tier
 from .placement import BUFFERS, ON_DEVICE, PASSING, PASSING_HOST, Placement
 from .problem import Codec, Costs, Problem, Variant
-from .program import INPUTS, CallPlan, Choice, Menu, Program, SavedValue
+from .program import INPUTS, CallPlan, Choice, Menu, Program, SavedValue, When
 from .run import Comparison, Outcome, Row, Run, Within
 from .schedule import Compute, Copy, Free, Schedule, Step
 from .timeline import Curve, Span, Timeline
@@ -50,6 +50,7 @@ __all__ = [
     "Tier",
     "Timeline",
     "Variant",
+    "When",
     "Within",
     "check_graph",
     "check_schedule",

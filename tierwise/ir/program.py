@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .placement import FEW_IN_FLIGHT, Placement
 from .problem import Problem
@@ -71,6 +72,14 @@ class CallPlan:
     fetch: int = 1  # copies back start before the backward of the call so many later in program order, so many earlier in backward
 
 
+class When(NamedTuple):
+    """When lasting state that is elsewhere moves."""
+
+    update: str = "after"  # its updates run "after" backward and under the next forward, or in "backward"
+    ahead: int = 1  # parameters are on their way while the region so many before theirs runs
+    in_flight: int = FEW_IN_FLIGHT  # regions whose gradients may wait on the device for updates that pass through it, before backward waits for these
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     calls: Mapping[int, CallPlan]  # by region call; those left out run as they are
@@ -78,9 +87,13 @@ class Program:
     words: tuple[str, ...] = field(default=())  # what was decided, for people
     outside: Mapping[int, CallPlan] = field(default_factory=dict)  # by how many planned calls come before: what ops outside of regions save is sent
     states: Mapping[str, Placement] = field(default_factory=dict)  # by module path; parameters of no path stay on the device
-    update: str = "after"  # when updates of state that is elsewhere run: "after" backward and under the next forward, or in "backward"
-    ahead: int = 1  # parameters that live elsewhere are on their way while the region so many before theirs runs
-    in_flight: int = FEW_IN_FLIGHT  # regions whose gradients may wait on the device for updates that pass through it, before backward waits for these
+    update: str = When().update
+    ahead: int = When().ahead
+    in_flight: int = When().in_flight
+
+    @property
+    def when(self) -> When:
+        return When(self.update, self.ahead, self.in_flight)
 
     @property
     def sends(self) -> bool:

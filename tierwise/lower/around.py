@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import NoReturn
 
 from ..errors import InfeasibleBudget, InvalidSchedule, OverCapacity
-from ..ir import CallPlan, Menu, Phase, Placement, Problem, Program, check_schedule, peak_bytes
+from ..ir import CallPlan, Menu, Phase, Placement, Problem, Program, When, check_schedule, peak_bytes
 from ..units import exact_bytes, format_bytes
 from .choose import FEW_IMAGES, Chosen, choose, keep_everything, predicted, sending, staying, with_budget
 from .clock import Clock
@@ -28,17 +28,16 @@ class Around:
         self,
         menu: Menu,
         units: Sequence[StateUnit],
-        update: str,
+        when: When,
         tiers: Sequence[str],
         min_sent_bytes: int,
         takes: Takes,
         clock: Clock,
-        ahead: int,
     ) -> None:
-        self.menu, self.units, self.update, self.ahead = menu, units, update, ahead
+        self.menu, self.units, self.when = menu, units, when
         self.tiers, self.min_sent_bytes, self.takes, self.clock = tiers, min_sent_bytes, takes, clock
         self.host_bytes = menu.problem.machine.capacity("dram")
-        self.busy = shared(menu.problem, update=update)  # the machine while both update
+        self.busy = shared(menu.problem, update=when.update)  # the machine while both update
         self.overflows: dict[tuple[States, bool], int] = {}  # by states, and whether activations are sent: bytes of host memory that they lack
         self.short: set[States] = set()  # states that leave the device too little room if all activations stay there
         self.least_bytes: int | None = None
@@ -52,7 +51,7 @@ class Around:
         """The fastest that was found in what these states leave of the budget. What is sent has that part of what is left of the link."""
         self.clock.tick()
         passing_bytes, host_bytes = self.takes(states) if states else (0, 0)
-        light = lighter(self.menu, states, self.update)
+        light = lighter(self.menu, states, self.when.update)
         if tiers and states:
             left = self._with_what_is_left_of_the_link(light.problem, states, part)
             room_below = max(0, self.host_bytes - host_bytes)
@@ -78,7 +77,7 @@ class Around:
                 return None
             found, smaller = list[Chosen](), list[int]()
             for program, inner_bytes in inner:
-                made = image(menu, replace(program, states=states, update=self.update, ahead=self.ahead) if states else program)
+                made = image(menu, replace(program, states=states, **self.when._asdict()) if states else program)
                 try:
                     check_schedule(made.problem, made.schedule)
                 except OverCapacity as error:
@@ -107,7 +106,7 @@ class Around:
             return None
         bare = self._bare(other.program)
         bare = replace(bare, problem=bare.problem.with_budget(self.menu.problem.budget_bytes - passing))
-        made = with_lasting(bare, states, self.update, self.ahead)
+        made = with_lasting(bare, states, self.when)
         try:
             check_schedule(made.problem, made.schedule)
         except InvalidSchedule:
@@ -156,7 +155,7 @@ class Around:
         coming += sum(unit.parameter_bytes for unit, place in placed if place.update == "cpu" and place.parameters == "device")
         parameters = sum(unit.parameter_bytes for unit, place in placed if place.parameters != "device")
         on_cpu = sum(self.busy.costs.op_seconds.get((op, "cpu"), 0.0) for unit, place in placed if place.update == "cpu" for op in unit.updates)
-        after = self.update == "after"
+        after = self.when.update == "after"
         carried = {out: state if after else 0, into: parameters + (0 if after else state)}
         lasts = max(on_cpu, (state + coming) / machine.link(*into).bytes_per_second)
         left = {}
@@ -167,7 +166,7 @@ class Around:
 
     def _passing_bytes(self, light: Menu, states: Mapping[str, Placement]) -> int:
         """What passes through the device at its fullest moment, as far as that can be told with everything kept."""
-        whole, without = with_lasting(self._kept, states, self.update, self.ahead), image(light, keep_everything(self.menu))
+        whole, without = with_lasting(self._kept, states, self.when), image(light, keep_everything(self.menu))
         device = whole.problem.device_tier
         return max(0, peak_bytes(whole.problem, whole.schedule)[device] - peak_bytes(without.problem, without.schedule)[device])
 

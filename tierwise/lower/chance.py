@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ..ir import INPUTS, ON_DEVICE, CallPlan, Menu, Placement, Program
-from ..ir.placement import IN_FLIGHT
 from .choose import Chosen
 from .clock import Clock
 from .detail import Detail, Looked, comes_and_goes
@@ -24,7 +23,7 @@ from .states import state_units
 
 HOMES, EXCHANGES, CHOICES = 0.45, 0.3, 0.25  # of all changes: in a full device most other homes do not fit, and exchanges always do
 WAITS = 0.05  # and of when parameters come, or how many gradients wait: there are few of these
-MOST_AHEAD = 3  # regions
+MOST_AHEAD, MOST_IN_FLIGHT = 3, 8  # regions
 TWO_AT_ONCE = 0.25  # of the time: where one more of something asks for less of another
 DRAWS_EACH = 3  # for each thing that could be changed: if so many are no better, one after another, no more are drawn
 AS_FAST = 1.005  # of the time with more saved by calls: what that leaves of the device is worth more, once it is used
@@ -137,7 +136,7 @@ class Chance:
         change = self._random.choice((-1, 1))
         if self._random.random() < 0.5 and comes_and_goes(program):
             return replace(program, ahead=min(max(program.ahead + change, 1), MOST_AHEAD))
-        return replace(program, in_flight=min(max(program.in_flight + change, 1), IN_FLIGHT))
+        return replace(program, in_flight=min(max(program.in_flight + change, 1), MOST_IN_FLIGHT))
 
     def _choosing(self, plan: CallPlan, call: int, place: int) -> CallPlan:
         """Another of its choices, of what is saved then the same is sent."""

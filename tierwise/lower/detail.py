@@ -23,6 +23,7 @@ FINALISTS, MOST_FINALISTS = 1, 6  # besides the best one: at least, and at most 
 SLOWER = 0.92  # of its rates: what one host has less of than another of its kind, or than a moment ago
 CROWDED = 1.03  # such steps took 6 to 19% longer than first predicted (an H200, 3.2 G in 8 and 12 GB, three times), more than most
 OTHERS_AHEAD = (1, 3)  # regions before theirs that parameters may be on their way, besides what was planned
+OTHERS_IN_FLIGHT = (1, 2, 4, 6)  # regions whose gradients may wait on the device, likewise
 FEW = 2  # activations that are looked at by turns: those of the best program, and of one that has others
 AS_GOOD = 1.0005  # of the best by a rough look: of what is better in detail nearly all is, of what is not one in five
 
@@ -37,6 +38,11 @@ class Looked(NamedTuple):
 def comes_and_goes(program: Program) -> bool:
     """Whether parameters do."""
     return any(place.parameters != "device" for place in program.states.values())
+
+
+def streams(program: Program) -> bool:
+    """Whether state passes through the device."""
+    return any(place.update == "streamed" for place in program.states.values())
 
 
 class Detail:
@@ -73,11 +79,14 @@ class Detail:
         return self._fastest(chosen, programs)
 
     def in_time(self, chosen: Chosen) -> Chosen:
-        """The same, with parameters on their way as early as is fastest."""
-        if not comes_and_goes(chosen.program):
-            return chosen
-        programs = [replace(chosen.program, ahead=ahead) for ahead in dict.fromkeys((chosen.program.ahead, *OTHERS_AHEAD))]
-        return self._fastest(chosen, programs)
+        """The same, with parameters on their way as early, and with gradients of as many regions that wait, as is fastest."""
+        if comes_and_goes(chosen.program):
+            programs = [replace(chosen.program, ahead=ahead) for ahead in dict.fromkeys((chosen.program.ahead, *OTHERS_AHEAD))]
+            chosen = self._fastest(chosen, programs)
+        if streams(chosen.program):
+            programs = [replace(chosen.program, in_flight=some) for some in dict.fromkeys((chosen.program.in_flight, *OTHERS_IN_FLIGHT))]
+            chosen = self._fastest(chosen, programs)
+        return chosen
 
     def faster(self, chosen: Chosen, known: Program) -> Chosen:
         """The known one, where it fits and takes less."""
@@ -146,6 +155,10 @@ class Detail:
             return None
         return made.problem.with_budget(self._menu.problem.budget_bytes), made.schedule
 
+    def truly(self, chosen: Chosen) -> Chosen:
+        """The same with what it comes to in detail, if it fits so."""
+        return chosen if self.seconds(chosen.program) is None else self.predicted(chosen.program)
+
     def predicted(self, program: Program) -> Chosen:
         """What it comes to, of one that fits."""
         return predicted(self._image(program), self._menu.problem.budget_bytes)
@@ -153,7 +166,7 @@ class Detail:
     def _image(self, program: Program) -> Image:
         bare, budget_bytes = self._alone(program), self._menu.problem.budget_bytes - self.taken(program)[0]
         within = replace(bare, problem=bare.problem.with_budget(budget_bytes))
-        return with_lasting(within, program.states, program.update, program.ahead, program.in_flight)
+        return with_lasting(within, program.states, program.when)
 
     def _alone(self, program: Program) -> Image:
         """What is planned for activations, with all state in place."""
@@ -171,8 +184,7 @@ def _seconds(problem: Problem, schedule: Schedule, program: Program) -> float:
 
 def _is_crowded(program: Program) -> bool:
     """Whether all that can be on its way in is: state, parameters and activations."""
-    streams = any(place.update == "streamed" for place in program.states.values())
-    return streams and comes_and_goes(program) and program.sends
+    return streams(program) and comes_and_goes(program) and program.sends
 
 
 def _slower(problem: Problem) -> Problem:

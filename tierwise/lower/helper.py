@@ -42,9 +42,7 @@ class _Planner:
         self.chosen: Chosen | None = None
         self.units = state_units(lesson.menu.problem.graph, lesson.menu.homes)
         self.clock = Clock(counts=True)
-        self.around = Around(
-            lesson.menu, self.units, lesson.update, lesson.tiers, lesson.min_sent_bytes, lambda states: self.taken, self.clock, lesson.ahead
-        )
+        self.around = Around(lesson.menu, self.units, lesson.when, lesson.tiers, lesson.min_sent_bytes, lambda states: self.taken, self.clock)
 
     def states(self, states: dict[str, Placement]) -> Chosen | None:
         assert self.chosen is not None
@@ -73,11 +71,11 @@ class _Planner:
 
     @cached_property
     def _splits(self) -> Splits:
-        return Splits(self.lesson.menu, self.units, self.around.lacks, self.lesson.update)
+        return Splits(self.lesson.menu, self.units, self.around.lacks, self.lesson.when.update)
 
     @cached_property
     def _looks(self) -> Looks:
-        return Looks(self.lesson.menu, self.units, self._splits, self.lesson.update, self.around.takes, self.lesson.ahead)
+        return Looks(self.lesson.menu, self.units, self._splits, self.lesson.when, self.around.takes)
 
     @cached_property
     def _tries(self) -> Tries:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..ir import Menu, Placement, Program
+from ..ir import Menu, Placement, Program, When
 from .choose import Chosen
 from .splits import Split
 
@@ -43,8 +43,7 @@ class Lesson:
 
     menu: Menu
     whole: Menu
-    update: str
-    ahead: int
+    when: When
     tiers: tuple[str, ...]
     min_sent_bytes: int
 

@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import BadInput
-from ..ir import INPUTS, CallPlan, Compute, Copy, Costs, Free, Graph, Menu, Phase, Placement, Problem, Program, Role, Schedule, Step
-from ..ir.placement import FEW_IN_FLIGHT
+from ..ir import INPUTS, CallPlan, Compute, Copy, Costs, Free, Graph, Menu, Phase, Placement, Problem, Program, Role, Schedule, Step, When
 from ..ir.program import MIN_OUTSIDE_BYTES
 from .coarse import Coarse, coarsen
 from .states import with_states
@@ -32,13 +31,13 @@ def image(menu: Menu, program: Program) -> Image:
     outside = {gap: _outside_moves(problem, coarse, gap, plan, taken) for gap, plan in program.outside.items()}
     program = replace(_only(program, coarse, taken), outside={gap: program.outside[gap] for gap, found in outside.items() if found})
     schedule = _schedule(problem, [*moves, *(move for found in outside.values() for move in found)])
-    return Image(*with_states(problem, schedule, program.states, program.update, program.ahead, program.in_flight), coarse, program)
+    return Image(*with_states(problem, schedule, program.states, program.when), coarse, program)
 
 
-def with_lasting(made: Image, states: Mapping[str, Placement], update: str, ahead: int = 1, in_flight: int = FEW_IN_FLIGHT) -> Image:
+def with_lasting(made: Image, states: Mapping[str, Placement], when: When) -> Image:
     """The image of a program that leaves lasting state where it is, with that placed: what is planned for activations stays."""
-    problem, schedule = with_states(made.problem, made.schedule, states, update, ahead, in_flight)
-    return Image(problem, schedule, made.coarse, replace(made.program, states=states, update=update, ahead=ahead, in_flight=in_flight))
+    problem, schedule = with_states(made.problem, made.schedule, states, when)
+    return Image(problem, schedule, made.coarse, replace(made.program, states=states, **when._asdict()))
 
 
 def _seconds(menu: Menu, program: Program, coarse: Coarse) -> dict[tuple[int, str], float]:

@@ -11,12 +11,14 @@ parameters besides activations.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 
 from ..errors import InfeasibleBudget
-from ..ir import Menu, Placement, Program, peak_bytes
+from ..ir import Menu, Placement, Program, When, peak_bytes
+from ..ir.placement import FEW_IN_FLIGHT, IN_FLIGHT, region_of
 from .around import Around
 from .bound import Bound, least_seconds
 from .chance import Chance
@@ -55,6 +57,7 @@ WORTH_PLANNING = 1.04  # of the best look: plans are about as far apart as looks
 SETTLED_SHARE = 0.65  # of the time, until activations are sent
 DESCENT_SHARE = 0.85  # of the time for all of that, until other parts of the link are tried
 OTHER_PARTS = (1.0, 0.25)  # of what is left of the link, for activations
+WAITING_SHARE = 25  # of the budget, one part in so many for gradients that wait: where there is room, compute waits for fewer of their updates
 AHEAD = (2, 1)  # regions before theirs that parameters are on their way: the first of these that fits
 
 
@@ -87,11 +90,12 @@ def choose_jointly(
     began = clock.now()
     deadline = began + (SEARCHED_SHARE if detailed and fixed is None else QUICK_SHARE) * seconds
     takes = _remembering(takes)
+    in_flight = _in_flight(menu, units)
     many = spare() if tries is None and fixed is None and seconds >= WORTH_HELP else 0
     for _ in range(CORRECTIONS + 1):
         with helpers(many) as others:
-            begin = partial(_Search, menu, whole, units, update, tiers, min_sent_bytes, deadline, takes, clock, others)
-            search, found = _searched(begin, fixed, IMAGES if detailed else FEW_IMAGES)
+            begin = partial(_Search, menu, whole, units, tiers, min_sent_bytes, deadline, takes, clock, others)
+            search, found = _searched(begin, When(update, AHEAD[0], in_flight), fixed, IMAGES if detailed else FEW_IMAGES)
             missing = _missing_host_bytes(whole, found) if fixed is None and "nvme" in tiers else 0
             if missing <= 0 and detailed:
                 detail = Detail(whole, takes, clock, others, compact=menu)
@@ -101,6 +105,7 @@ def choose_jointly(
                     found = detail.faster(found, known)
                 if fixed is None:
                     found = detail.in_time(Chance(whole, detail, clock, others).better(found, began + DRAWN_SHARE * seconds))
+                found = detail.truly(found)
         if missing <= 0:
             break
         machine = menu.problem.machine
@@ -108,19 +113,29 @@ def choose_jointly(
     return _explained(menu, found, update, takes) if explained else found
 
 
-def _searched(search: Callable[[int], _Search], fixed: Mapping[str, Placement] | None, images: int) -> tuple[_Search, Chosen]:
+def _searched(search: Callable[[When], _Search], when: When, fixed: Mapping[str, Placement] | None, images: int) -> tuple[_Search, Chosen]:
     """With parameters that come early; and later, which takes less memory, if there is time left or else no plan."""
     found: list[tuple[_Search, Chosen]] = []
     for ahead in AHEAD:
         if found and (found[0][0].tries.is_over() or not comes_and_goes(found[0][1].program)):
             break
-        one = search(ahead)
+        one = search(when._replace(ahead=ahead))
         try:
             found.append((one, one.run() if fixed is None else one.where_they_are(fixed, images)))
         except InfeasibleBudget:
             if not found and ahead == AHEAD[-1]:
                 raise
     return min(found, key=lambda one: one[1].seconds)
+
+
+def _in_flight(menu: Menu, units: Sequence[StateUnit]) -> int:
+    """Regions whose gradients may wait on the device, to begin with."""
+    regions = {call.module for call in menu.problem.graph.calls}
+    nbytes = Counter[str]()
+    for unit in units:
+        nbytes[region_of(unit.path, regions)] += unit.gradient_bytes
+    room = menu.problem.budget_bytes / WAITING_SHARE
+    return min(max(round(room / max(1, *nbytes.values())), FEW_IN_FLIGHT), IN_FLIGHT)
 
 
 def _remembering(takes: Takes) -> Takes:
@@ -156,23 +171,22 @@ class _Search:
         menu: Menu,
         whole: Menu,
         units: list[StateUnit],
-        update: str,
         tiers: Sequence[str],
         min_sent_bytes: int,
         deadline: float,
         takes: Takes,
         clock: Clock,
         others: Helpers,
-        ahead: int,
+        when: When,
     ) -> None:
-        self.others, self.ahead, self.takes = others, ahead, takes
-        self.menu, self.whole, self.units, self.update, self.tiers, self.min_sent_bytes = menu, whole, units, update, tiers, min_sent_bytes
-        self.around = Around(menu, units, update, tiers, min_sent_bytes, takes, clock, ahead)
+        self.others, self.when, self.update, self.takes = others, when, (update := when.update), takes
+        self.menu, self.whole, self.units, self.tiers, self.min_sent_bytes = menu, whole, units, tiers, min_sent_bytes
+        self.around = Around(menu, units, when, tiers, min_sent_bytes, takes, clock)
         self.splits = Splits(menu, units, self.around.lacks, update)
         self.tries = Tries(menu, units, self.around, self.splits, tiers, takes, clock, deadline)
         self.may_hold = update == "after" and any((h.update, h.gradients) == ("streamed", "device") for homes in menu.homes.values() for h in homes)
         self.balance = self._balance()
-        self.looks = Looks(menu, units, self.splits, update, takes, ahead)
+        self.looks = Looks(menu, units, self.splits, when, takes)
         self.facts = Facts.of(menu)
         self.descent = Descent(self.tries, others)
         self.senders = Senders(self.tries, self.descent)
@@ -199,7 +213,7 @@ class _Search:
             return alone
         if alone is not None and alone.seconds * WORTH_IT <= self._line.least() * OUT_OF_REACH:
             return self._closer(alone)
-        self.others.learn(Lesson(self.menu, self.whole, self.update, self.ahead, tuple(self.tiers), self.min_sent_bytes))
+        self.others.learn(Lesson(self.menu, self.whole, self.when, tuple(self.tiers), self.min_sent_bytes))
         promising = [*self._seeds] or self._promising
         self._begin_to_send()
         looked_at = self._looked_at(promising)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 
-from ..ir import ON_DEVICE, Menu, Placement, peak_bytes
+from ..ir import ON_DEVICE, Menu, Placement, When, peak_bytes
 from ..simulate import simulate
 from .choose import hull, recompute_everything
 from .helpers import Helpers
@@ -31,11 +31,10 @@ class Looks:
         menu: Menu,
         units: Sequence[StateUnit],
         splits: Splits,
-        update: str,
+        when: When,
         takes: Takes,
-        ahead: int = 1,
     ) -> None:
-        self.menu, self.units, self.splits, self.update, self.takes, self.ahead = menu, units, splits, update, takes, ahead
+        self.menu, self.units, self.splits, self.when, self.takes = menu, units, splits, when, takes
         self.seconds: dict[Split, float] = {}  # of those that fit
         self._fitting: dict[Split, Split | None] = {}
         self._beside = 0  # bytes of the device besides lasting state, in the last of these
@@ -82,7 +81,7 @@ class Looks:
             resident = self.resident_bytes(states)
             lacks = resident + int(LIKELY * self._beside) + passing - problem.budget_bytes
             if lacks <= 0 and host <= host_bytes:
-                made = with_lasting(self._bare, states, self.update, self.ahead)
+                made = with_lasting(self._bare, states, self.when)
                 peaks = peak_bytes(made.problem, made.schedule)
                 peak, host = peaks[problem.device_tier], max(host, peaks["dram"])
                 self._beside = peak - resident

@@ -29,8 +29,9 @@ from ..ir import (
     Schedule,
     Storage,
     Tier,
+    When,
 )
-from ..ir.placement import FEW_IN_FLIGHT, owner
+from ..ir.placement import owner
 from ..ir.schedule import Compute, Copy, Free, Step
 from ..policies._lasting import Away, placed
 from .coarse import renumber
@@ -99,11 +100,10 @@ def moved_updates(graph: Graph, states: Mapping[str, Placement]) -> set[int]:
     return {op for unit in state_units(graph, states) if states[unit.path].update != "device" for op in unit.updates}
 
 
-def with_states(
-    problem: Problem, schedule: Schedule, states: Mapping[str, Placement], update: str, ahead: int = 1, in_flight: int = FEW_IN_FLIGHT
-) -> tuple[Problem, Schedule]:
+def with_states(problem: Problem, schedule: Schedule, states: Mapping[str, Placement], when: When) -> tuple[Problem, Schedule]:
     """The schedule with lasting state where it lives. What several paths share is where the path of its name is. Updates that are streamed run
     beside compute, on a stream of their own."""
+    update, ahead, in_flight = when
     places: dict[int, Away] = {}
     frozen: dict[int, str] = {}
     for unit in state_units(problem.graph, states):

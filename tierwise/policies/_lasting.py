@@ -303,7 +303,7 @@ class _Away:
         row: dict[str, list[int]] = {}  # updates of each processor
         complete: dict[int, list[Piece]] = {}  # the op that makes the last of what an update needs
         results: dict[int, Piece] = {}
-        staying: dict[int, list[Step]] = {}  # gradients of updates through the device, by the op after which they are complete
+        staying: dict[int, list[Free]] = {}  # gradients of updates through the device, by the op after which they are complete
         behind: dict[str, dict[int, list[Piece]]] = {}  # of each processor, updates by the op after which they can run
         count_of = {op: bisect.bisect_right(computes, self._complete_at(self.graph.ops[op])) if when == "backward" else 0 for op in order}
         holding = self._holding(count_of)
@@ -319,11 +319,12 @@ class _Away:
             before = [*complete[mine[max(0, first)]], *(results[other] for other in mine[max(0, first - 1) : max(0, first)])]
             fetch = piece(f"{on}, state", self._fetch_state(op, iteration), [*shared, *(before if op not in ranks else [])])
             left = [leaving[s] for s in self.graph.ops[op].reads if s in leaving] if when == "backward" else []
-            gradients = self._take_gradients(op, iteration)
+            gradients, updated = self._take_gradients(op, iteration), self._compute(op, iteration)
             if when == "backward" and not left:  # they stay until backward waits for their update
                 self.after.setdefault(computes[count - 1], []).extend(step for step in gradients if isinstance(step, Copy))
-                staying.setdefault(count, []).extend(step for step in gradients if isinstance(step, Free))
-                gradients = []
+                gone = [replace(step, join=True) for step in updated if isinstance(step, Free)]
+                staying.setdefault(count, []).extend([*(step for step in gradients if isinstance(step, Free)), *gone])
+                gradients, updated = [], [step for step in updated if not isinstance(step, Free)]
             late = piece(f"{on}, late", [*self._fetch_parameters(op, iteration), *gradients], [*shared, *complete[op], *left])
             if self._is_from_disk(self.places[op]):
                 late.after.append(fetch)
@@ -334,7 +335,7 @@ class _Away:
                 over = len(waiting) - holding.few_of([*waiting])
                 if over > 0 and count < len(device):
                     device[count].after += list(waiting.values())[over - 1]
-            compute = piece(on + by_rank, self._compute(op, iteration), [fetch, late], ranks.get(op))
+            compute = piece(on + by_rank, updated, [fetch, late], ranks.get(op))
             results[op] = piece(f"{on}, results{by_rank}", self._results(op, iteration), [compute], 0 if by_rank else None)
             if when == "backward" and op not in ranks:
                 behind[on][count].append(compute)
@@ -344,18 +345,22 @@ class _Away:
                 device[number].after += [results[op] for op in ops]
             elif number < len(following):
                 following[number].after += [results[op] for op in ops]
-        places = list(staying)
-        gone = 0
+        wanted = {id(results[op]): number for number, ops in needed.items() for op in ops if self._is_elsewhere(op)}
+        for one in in_time(pieces):
+            if one.row != ON_DEVICE and not one.row.startswith(LISTED):
+                self._list(one, computes, device, following, wanted.get(id(one), 0) - JUST_BEFORE if when == "after" or following else 0)
+        self._free(staying, holding, computes)
+
+    def _free(self, staying: Mapping[int, Sequence[Free]], holding: _Holding, computes: Sequence[int]) -> None:
+        """Gradients that wait on the device, by the number of the op after which they are complete: of more than a few backward waits for the first;
+        for the last of all nobody does."""
+        places, gone = list(staying), 0
         for place, count in enumerate(places, 1):
             while gone < place - holding.few_of(places[:place]):
                 self.after.setdefault(computes[count - 1], []).extend(staying[places[gone]])
                 gone += 1
         for count in places[gone:]:
-            self.after.setdefault(computes[-1], []).extend(staying[count])
-        wanted = {id(results[op]): number for number, ops in needed.items() for op in ops if self._is_elsewhere(op)}
-        for one in in_time(pieces):
-            if one.row != ON_DEVICE and not one.row.startswith(LISTED):
-                self._list(one, computes, device, following, wanted.get(id(one), 0) - JUST_BEFORE if when == "after" or following else 0)
+            self.after.setdefault(computes[-1], []).extend(replace(step, join=False) for step in staying[count])
 
     def _holding(self, count_of: Mapping[int, int]) -> _Holding:
         """By updates and the number of the op after which each is complete."""

@@ -201,3 +201,14 @@ def test_only_so_many_chunks_are_under_way_through_the_device(allowed, monkeypat
         assert came_first == allowed
         states.flush()
         assert len(came) == sum(len(list(home.unit.chunks())) for home in states.stored) > 3
+
+
+@pytest.mark.parametrize("few", [1, 2, 3])
+def test_backward_waits_for_updates_until_gradients_of_so_many_regions_are_left(few):
+    """Elements are 408 in the head, 1088 in each of three layers, 384 in the embedding; gradients come in that order, the last layer's first.
+    One layer's at most are left: the embedding's alone, since it comes last; two layers': the first layer's with it; three layers': the second's."""
+    model = net()
+    with placed(model, adamw(model), everywhere(Placement("host", "streamed")), masters="fp32", update="backward") as states:
+        states.plan_with(64 << 20, few)
+        loss_of(model, 0).backward()
+        assert sum(home.pending is not None for home in states.stored) == few
