@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from toy_blocks import CPU, EVERYWHERE, IN_HOST, KEEP, THROUGH, menu_with_moments
 
-from tierwise.ir import ON_DEVICE, Menu, When, check_schedule, peak_bytes
+from tierwise.ir import ON_DEVICE, Menu, Placement, When, check_schedule, peak_bytes
 from tierwise.lower import Chosen, image, keep_everything, with_budget
-from tierwise.lower.chance import Chance
+from tierwise.lower.chance import Chance, _Best
 from tierwise.lower.choose import predicted, recompute_everything
 from tierwise.lower.clock import Clock
-from tierwise.lower.detail import Detail
+from tierwise.lower.detail import Detail, Looked
 from tierwise.lower.helpers import Helpers, Lesson, helpers
 
 
@@ -70,6 +70,47 @@ def test_where_nothing_else_can_be_changed_more_gradients_wait():
     found = better(question, given)
     assert found.program == replace(given.program, in_flight=found.program.in_flight)
     assert found.seconds < given.seconds - 0.1
+
+
+def test_all_parts_of_a_region_move_at_once():
+    """Two regions of two parts each, one on the cpu and one through the device: all of either region to one home, and one region's homes for the
+    other's."""
+    question = menu_with_moments(4)
+    graph = question.problem.graph
+    parts = {f"block{n}": f"pair{n // 2}.{'one' if n % 2 == 0 else 'other'}" for n in range(4)}
+    calls = tuple(replace(call, module=f"pair{call.id // 2}") for call in graph.calls)
+    storages = tuple(replace(s, name=s.name.replace(block, part)) for s in graph.storages for block, part in parts.items() if block in s.name)
+    renamed = {s.id: s for s in storages}
+    graph = replace(graph, calls=calls, storages=tuple(renamed.get(s.id, s) for s in graph.storages))
+    question = replace(question, problem=replace(question.problem, graph=graph), homes=dict.fromkeys(parts.values(), EVERYWHERE))
+    states = dict(zip(parts.values(), (CPU, THROUGH, IN_HOST, CPU), strict=True))
+    program = replace(keep_everything(question), states=states, update="backward")
+    drawn: list[dict[str, Placement]] = []
+
+    class Looking(Detail):
+        def better(self, program, than):
+            drawn.append({path: program.states.get(path, ON_DEVICE) for path in parts.values()})
+
+    clock = Clock(counts=True)
+    looking = Looking(question, lambda states: (0, 0), clock)
+    chance = Chance(question, looking, clock, Helpers(0))
+    chance.better(predicted(image(question, program)), until=300)
+    assert any(places["pair0.one"] == places["pair0.other"] == IN_HOST and places["pair1.one"] == IN_HOST for places in drawn)
+    assert {"pair0.one": IN_HOST, "pair0.other": CPU, "pair1.one": CPU, "pair1.other": THROUGH} in drawn
+
+
+def test_what_is_better_than_the_one_before_comes_on_top_of_the_best():
+    """Two are drawn from the same program and both are better: one with another home for a module's state, one with another choice for a call."""
+    _, given = given_plan(keep_everything, dict.fromkeys(LAST_THREE, CPU))
+    program = given.program
+    moved = replace(program, states={**program.states, "block3": IN_HOST})
+    lighter = replace(program, calls={**program.calls, 0: replace(program.calls[0], choice="checkpoint")}, in_flight=5)
+    best = _Best(program, Looked(3.0))
+    best.heard(moved, Looked(3.0), Looked(2.0))
+    best.heard(lighter, Looked(3.0), Looked(2.5))
+    best.heard(program, Looked(3.0), None)
+    assert (best.program, best.looked) == (moved, Looked(2.0))
+    assert [*best.again] == [replace(moved, calls=lighter.calls, in_flight=5)]
 
 
 def test_nothing_is_drawn_for_a_plan_that_moves_nothing():

@@ -117,7 +117,7 @@ def test_a_search_with_and_without_them(monkeypatch, cores):
 
 
 @pytest.mark.parametrize(
-    ("cores", "ranks", "expected"), [(16, "1", 8), (64, "1", 8), (8, "1", 4), (2, "1", 0), (16, "8", 0), (32, "4", 4), (16, "", 8)]
+    ("cores", "ranks", "expected"), [(16, "1", 12), (64, "1", 12), (8, "1", 6), (2, "1", 0), (16, "8", 0), (32, "4", 6), (16, "", 12)]
 )
 def test_there_are_as_many_as_there_are_cores_to_spare(monkeypatch, cores, ranks, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores), raising=False)

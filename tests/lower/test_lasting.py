@@ -130,6 +130,25 @@ def test_a_parameter_that_is_made_from_its_master_does_not_come_for_its_update(m
     assert left == {"weight", moments[1:]}, "what the update makes goes home either way"
 
 
+def test_parameters_go_home_before_state():
+    """Which passes in chunks, so that they are not behind all of it: the next forward waits for them."""
+    made = streamed(3)
+    name = {storage.id: storage.name for storage in made.problem.graph.storages}
+    left = [name[step.storage] for step in made.schedule.steps if isinstance(step, Copy) and (step.src, step.dst) == (PASSING, "dram")]
+    assert left == [f"block{n}.weight{of}" for n in (2, 1, 0) for of in ("", ".moments")]
+
+
+def test_what_is_made_first_comes_first():
+    """Three blocks' weights are on their way as the step begins: two that are updated by then, and the first one's, which is updated last."""
+    question = menu_with_moments(4, cpu_seconds=0.1)
+    question = replace(question, homes=dict.fromkeys(question.homes, EVERYWHERE))
+    program = replace(keep_everything(question), states=dict.fromkeys(question.homes, IN_HOST), update="backward", ahead=2)
+    made = image(question, program)
+    name = {storage.id: storage.name for storage in made.problem.graph.storages}
+    coming = [name[step.storage] for step in made.schedule.steps if isinstance(step, Copy) and (step.src, step.dst) == ("dram", "hbm")]
+    assert coming[:4] == [f"block{n}.weight" for n in (1, 2, 0, 3)]
+
+
 def test_state_is_on_its_way_through_the_device_by_bytes_not_by_updates():
     """Six updates of 20 bytes: all that comes at once is less than a few chunks, so nobody's state waits until another's has left."""
     made = streamed(6)

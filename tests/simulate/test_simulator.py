@@ -193,6 +193,7 @@ def test_periods_overlap_and_settle():
     schedule = zero_offload.plan(problem)
     check_schedule(problem, schedule)
     assert simulate(problem, schedule).seconds == pytest.approx(3 + 20 + 0.5 + 0.5)  # gradient out, update, weight in: w0 is needed at once
+    assert [simulate(problem, schedule, most).seconds for most in (1, 2)] == [3, 24]  # nobody waits in the first
 
 
 def test_a_copy_at_the_end_of_the_step_overlaps_the_next():

@@ -17,6 +17,7 @@ from ..execute.host_pool import HostPool, available_host_bytes
 from ..execute.session import Session
 from ..execute.states import States
 from ..execute.states.gradients import LEAVING_BYTES
+from ..execute.states.needs import Needs
 from ..execute.states.passes import HostRate
 from ..execute.states.safetensors import Checkpoint
 from ..execute.states.units import MASTERED_BYTES, STREAM_CHUNK_BYTES, Known
@@ -84,12 +85,12 @@ class Lasting:
     def takes(self, states: Mapping[str, Placement]) -> tuple[int, int]:
         """What updates and gradients on their way out hold on the device, beyond what they read and write there; and all of it in host memory.
         Gradients that wait there for updates are in the plan itself."""
-        needs = self._states(_away(states)).needs()
+        _, needs = self._states(_away(states))
         return needs.staging_bytes + needs.leaving_bytes, needs.host_bytes + needs.parameter_host_bytes
 
     def leaving_bytes(self, states: Mapping[str, Placement]) -> int:
         """Of what these take on the device, for gradients on their way out."""
-        return self._states(_away(states)).needs().leaving_bytes
+        return self._states(_away(states))[1].leaving_bytes
 
     def holes_bytes(self, states: Mapping[str, Placement]) -> int:
         """What the allocator loses between blocks of many sizes that come and go at different times. If it had to be found in the middle of a step,
@@ -101,8 +102,8 @@ class Lasting:
             lost += sum(self._sizes(waiting, _nbytes)) // HOLES_WAITING
         return min(lost, self._budget_bytes // HOLES_SHARE)
 
-    def _states(self, placements: Mapping[str, Placement]) -> States:
-        """With host memory for the gradients of all modules, or, where there is none to spare, of a few in turn."""
+    def _states(self, placements: Mapping[str, Placement]) -> tuple[States, Needs]:
+        """And what they take: with host memory for the gradients of all modules, or, where there is none to spare, of a few in turn."""
         known, available = self._counted or (None, available_host_bytes())
         make = partial(
             States, self._session.model, self._optimizer, placements, self._session.device, update=self._update, masters=self._masters,
@@ -112,7 +113,10 @@ class Lasting:
         states, left = make(), self._below.host_left_bytes
         needs = states.needs()
         room = (int(available * ROOMY_SHARE) if left is None else left) + self._reserved[0]
-        return states if needs.host_bytes + needs.parameter_host_bytes <= room else make(gradient_blocks=self._gradient_blocks(placements))
+        if needs.host_bytes + needs.parameter_host_bytes > room:
+            states = make(gradient_blocks=self._gradient_blocks(placements))
+            needs = states.needs()
+        return states, needs
 
     def _leaving_bytes(self, placements: Mapping[str, Placement]) -> int:
         """Of gradients on their way to host memory: where a module's are more, its own backward waits for the link."""
@@ -154,8 +158,7 @@ class Lasting:
         """Take everything to its home, from where it was placed before."""
         wanted = _away(program.states)
         device, before = self._session.device, self.states
-        states = self._states(wanted)
-        needs = states.needs()
+        states, needs = self._states(wanted)
         there, reserved = 0 if self._pool is None else self._pool.nbytes, self._reserved
         holes = there // ROOM_TO_MOVE
         if there and (short := needs.host_bytes - there + holes - available_host_bytes()) > 0:

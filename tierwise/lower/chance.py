@@ -1,6 +1,6 @@
-"""From a program to faster ones near it by changes that are drawn: another home for one module's state, two modules' homes exchanged, a little more
-or less saved by a call, or two of these at once. If the step takes hardly longer with all calls saving as little as they can, it begins there: where
-cpu and link decide, room on the device is for state.
+"""From a program to faster ones near it by changes that are drawn: another home for one module's state, or for all parts of a region, two modules' or
+regions' homes exchanged, a little more or less saved by a call, or two of these at once. If the step takes hardly longer with all calls saving as
+little as they can, it begins there: where cpu and link decide, room on the device is for state.
 
 Four numbers that say how much lives where (splits.py) leave open which modules these are, and a step whose cpu, link and device are all busy depends
 on that: one change in ten to twenty is better, by up to a hundredth each, and no rule says which. So many are drawn as there is time for, each from
@@ -11,30 +11,46 @@ draws them, so that two searches with as many tries are equal.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..ir import INPUTS, ON_DEVICE, CallPlan, Menu, Placement, Program
+from ..ir.placement import region_of
 from .choose import Chosen
 from .clock import Clock
 from .detail import Detail, Looked, comes_and_goes
 from .helpers import Helpers
 from .states import state_units
 
-HOMES, EXCHANGES, CHOICES = 0.45, 0.3, 0.25  # of all changes: in a full device most other homes do not fit, and exchanges always do
+HOMES, EXCHANGES, CHOICES = 0.3, 0.2, 0.2  # of all changes: in a full device most other homes do not fit, and exchanges always do
+REGIONS, REGION_EXCHANGES = 0.12, 0.13  # and of all parts of a region at once: compute waits for all of them, so one alone may gain nothing
 WAITS = 0.05  # and of when parameters come, or how many gradients wait: there are few of these
 MOST_AHEAD, MOST_IN_FLIGHT = 3, 8  # regions
 TWO_AT_ONCE = 0.25  # of the time: where one more of something asks for less of another
-DRAWS_EACH = 3  # for each thing that could be changed: if so many are no better, one after another, no more are drawn
+DRAWS_EACH = 5  # for each thing that could be changed: if so many are no better, one after another, no more are drawn
 AS_FAST = 1.005  # of the time with more saved by calls: what that leaves of the device is worth more, once it is used
 AT_A_TIME_SECONDS = 2.0  # of others' work; less than whoever waits for them has patience for
 
 
-@dataclass(slots=True)
 class _Best:
-    program: Program
-    looked: Looked
-    draws: int = 0  # since it was found
+    """And those before it, with what was found to be better than they are and has not been tried with it."""
+
+    def __init__(self, program: Program, looked: Looked) -> None:
+        self.program, self.looked = program, looked
+        self.draws = 0  # since it was found
+        self.before = {looked: program}
+        self.again: deque[Program] = deque()
+
+    def heard(self, program: Program, than: Looked, looked: Looked | None) -> None:
+        """Of what was drawn from the best at that time, how long it takes if that is less."""
+        if looked is None:
+            return
+        if than != self.looked:
+            self.again.append(_on_top(self.program, program, self.before[than]))
+        if looked < self.looked:
+            self.program, self.looked, self.draws = program, looked, 0
+            self.before[looked] = program
 
 
 class Chance:
@@ -44,6 +60,11 @@ class Chance:
         units = state_units(menu.problem.graph, menu.homes)
         self._paths = [unit.path for unit in units]
         self._weights = [unit.state_bytes + unit.parameter_bytes for unit in units]  # what weighs next to nothing makes no difference
+        regions = {call.module for call in menu.problem.graph.calls}
+        self._parts: dict[str, list[str]] = {}  # of each region
+        for path in self._paths:
+            self._parts.setdefault(region_of(path, regions), []).append(path)
+        self._region_of = {path: region for region, paths in self._parts.items() for path in paths}
         self._calls = [call.id for call in menu.problem.graph.calls if len(menu.choices.get(call.region, ())) > 1]
 
     def better(self, chosen: Chosen, until: float) -> Chosen:
@@ -58,30 +79,26 @@ class Chance:
         while self._clock.now() < until and not self._is_settled(best):
             if self._others:
                 moment = min(until, self._clock.now() + AT_A_TIME_SECONDS)
-                self._others.hear(
-                    ((program, best.looked, self._detail.taken(program)) for program in self._draws(best, moment)),
-                    lambda asked, found: self._heard(best, asked, found),
-                )
+                self._others.hear(((program, best.looked, self._detail.taken(program)) for program in self._draws(best, moment)), best.heard)
             elif (program := next(self._draws(best, until), None)) is not None:
-                self._heard(best, program, self._detail.better(program, best.looked))
+                best.heard(program, best.looked, self._detail.better(program, best.looked))
         return self._detail.predicted(best.program) if best.looked < looked else chosen
 
     def _is_settled(self, best: _Best) -> bool:
         return best.draws > DRAWS_EACH * (len(self._paths) + len(self._calls))
 
     def _draws(self, best: _Best, until: float) -> Iterator[Program]:
-        """Each from what is the best by then; others that have not been heard yet come on top of none of each other."""
+        """Each from what is the best by then; what others found to be better than one before it comes on top of it."""
         while self._clock.now() < until and not self._is_settled(best):
             best.draws += 1
-            program = best.program
-            for _ in range(1 + (self._random.random() < TWO_AT_ONCE)):
-                program = self._changed(program)
+            program = best.again.popleft() if best.again else self._drawn(best.program)
             if program.states and program != best.program:
                 yield program
 
-    def _heard(self, best: _Best, program: Program, looked: Looked | None) -> None:
-        if looked is not None and looked < best.looked:
-            best.program, best.looked, best.draws = program, looked, 0
+    def _drawn(self, program: Program) -> Program:
+        for _ in range(1 + (self._random.random() < TWO_AT_ONCE)):
+            program = self._changed(program)
+        return program
 
     def _lean(self, program: Program) -> Program:
         """With everything made again that can be."""
@@ -95,6 +112,7 @@ class Chance:
 
     def _changed(self, program: Program) -> Program:
         kinds: dict[Callable[[Program], Program], float] = {self._another_home: HOMES, self._exchange: EXCHANGES}
+        kinds |= {self._another_home_of_all: REGIONS, self._exchange_all: REGION_EXCHANGES} if len(self._parts) < len(self._paths) else {}
         kinds |= {self._another_choice: CHOICES} if self._calls else {}
         kinds |= {self._another_wait: WAITS}
         (change,) = self._random.choices([*kinds], [*kinds.values()])
@@ -120,6 +138,19 @@ class Chance:
             return program
         return _with_homes(program, {one: second, other: first})
 
+    def _another_home_of_all(self, program: Program) -> Program:
+        paths = self._parts[self._region_of[self._unit()]]
+        home = self._random.choice([home for path in paths for home in self._homes(path, program)])
+        return _with_homes(program, {path: home for path in paths if home in self._menu.homes[path]})
+
+    def _exchange_all(self, program: Program) -> Program:
+        """Of two regions cut alike."""
+        one, other = (self._parts[self._region_of[self._unit()]] for _ in range(2))
+        if len(one) != len(other):
+            return program
+        moved = {to: program.states.get(of, ON_DEVICE) for to, of in (*zip(one, other, strict=True), *zip(other, one, strict=True))}
+        return _with_homes(program, moved) if all(home in self._menu.homes[path] for path, home in moved.items()) else program
+
     def _another_choice(self, program: Program) -> Program:
         """The next one that saves more, or less."""
         call = self._random.choice(self._calls)
@@ -143,6 +174,16 @@ class Chance:
         choice = self._menu.choices[self._menu.problem.graph.calls[call].region][place]
         saved = {INPUTS, *(value.name for value in choice.saved)}
         return replace(plan, choice=choice.name, sent=tuple(name for name in plan.sent if name in saved))
+
+
+def _on_top(best: Program, changed: Program, given: Program) -> Program:
+    """The best one with what was changed in the given one."""
+    states = {path: changed.states.get(path, ON_DEVICE) for path in {**given.states, **changed.states}}
+    moved = {path: home for path, home in states.items() if home != given.states.get(path, ON_DEVICE)}
+    calls = {call: plan for call, plan in changed.calls.items() if plan != given.calls[call]}
+    ahead = changed.ahead if changed.ahead != given.ahead else best.ahead
+    in_flight = changed.in_flight if changed.in_flight != given.in_flight else best.in_flight
+    return _with_homes(replace(best, calls={**best.calls, **calls}, ahead=ahead, in_flight=in_flight), moved)
 
 
 def _with_homes(program: Program, homes: dict[str, Placement]) -> Program:

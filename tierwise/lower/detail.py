@@ -24,6 +24,7 @@ SLOWER = 0.92  # of its rates: what one host has less of than another of its kin
 CROWDED = 1.03  # such steps took 6 to 19% longer than first predicted (an H200, 3.2 G in 8 and 12 GB, three times), more than most
 OTHERS_AHEAD = (1, 3)  # regions before theirs that parameters may be on their way, besides what was planned
 OTHERS_IN_FLIGHT = (1, 2, 4, 6)  # regions whose gradients may wait on the device, likewise
+PERIODS = 2  # of a step, the first without what one before it left to be done: as long as all that follow, in each of 293 that were looked at
 FEW = 2  # activations that are looked at by turns: those of the best program, and of one that has others
 AS_GOOD = 1.0005  # of the best by a rough look: of what is better in detail nearly all is, of what is not one in five
 
@@ -179,7 +180,7 @@ class Detail:
 
 
 def _seconds(problem: Problem, schedule: Schedule, program: Program) -> float:
-    return simulate(problem, schedule).seconds * (CROWDED if _is_crowded(program) else 1.0)
+    return simulate(problem, schedule, PERIODS).seconds * (CROWDED if _is_crowded(program) else 1.0)
 
 
 def _is_crowded(program: Program) -> bool:

@@ -22,8 +22,8 @@ from ..ir import Menu, Placement, Program, When
 from .choose import Chosen
 from .splits import Split
 
-MOST = 8
-CORES_EACH = 2  # the rest is for whoever else is at work here
+MOST = 12
+SHARE = 0.75  # of the cores; the rest is for whoever else is at work here
 PATIENCE_SECONDS = 5.0  # for a batch of looks, of a fraction of a second each, and for starting up
 T = TypeVar("T")
 Taken = tuple[int, int]  # by updates: of the device all the time, and of host memory in all
@@ -33,7 +33,7 @@ def spare() -> int:
     """How many the host has cores for; other processes of this job on it plan at the same time."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     others = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    found = cores // CORES_EACH // max(1, int(others) if others.isdigit() else 1)
+    found = int(cores * SHARE) // max(1, int(others) if others.isdigit() else 1)
     return min(MOST, found) if found > 1 else 0
 
 
@@ -89,11 +89,9 @@ class Helpers:
         """Of each, with each update by itself; None for one that does not fit, and for all if there are no answers."""
         return self._answers(("program", program, taken) for program, taken in asked)
 
-    def hear(self, asked: Iterable[tuple[Program, T, Taken]], heard: Callable[[Program, T | None], None]) -> None:
+    def hear(self, asked: Iterable[tuple[Program, T, Taken]], heard: Callable[[Program, T, T | None], None]) -> None:
         """Of each, how long it takes if that is less than another one does, told as soon as it is known and before the next is asked for."""
-        self._answers(
-            (("drawn", (program, than), taken) for program, than, taken in asked), heard=lambda question, found: heard(question[1][0], found)
-        )
+        self._answers((("drawn", (program, than), taken) for program, than, taken in asked), heard=lambda question, found: heard(*question[1], found))
 
     def begin_to_send(self, asked: Iterable[tuple[Split, Taken]]) -> None:
         """Half of them look for what is near these with activations that are sent, and the others answer meanwhile."""

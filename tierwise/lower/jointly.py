@@ -52,6 +52,7 @@ NEAR = 1.02  # of what no plan could beat: what is left to gain is not worth loo
 WORTH_HELP = 3.0  # seconds of planning: other processes take half a second to start
 QUICK_SHARE = 0.8  # of the time, for a plan that nobody looks at in detail; what is left is for what comes before and after
 SEARCHED_SHARE, DETAILED_SHARE, DRAWN_SHARE = 0.5, 0.6, 0.95  # of the time: until there is one, was looked at in detail, and was changed by chance
+SEARCHED_BY_MANY, DETAILED_BY_MANY = 0.4, 0.5  # the same where others look, too: by then they have looked at what is near the best
 LOOKS_SHARE, LOOKED_AT = 0.25, 4  # of the time for quick looks at splits; and how many of the best by these are planned
 WORTH_PLANNING = 1.04  # of the best look: plans are about as far apart as looks are
 SETTLED_SHARE = 0.65  # of the time, until activations are sent
@@ -88,10 +89,11 @@ def choose_jointly(
         return _explained(menu, choose(menu, tiers=tiers, min_sent_bytes=min_sent_bytes), update, takes)
     clock, seconds = Clock(tries is not None), seconds if tries is None else tries
     began = clock.now()
-    deadline = began + (SEARCHED_SHARE if detailed and fixed is None else QUICK_SHARE) * seconds
     takes = _remembering(takes)
     in_flight = _in_flight(menu, units)
     many = spare() if tries is None and fixed is None and seconds >= WORTH_HELP else 0
+    searched, looked_at = (SEARCHED_BY_MANY, DETAILED_BY_MANY) if many else (SEARCHED_SHARE, DETAILED_SHARE)
+    deadline = began + (searched if detailed and fixed is None else QUICK_SHARE) * seconds
     for _ in range(CORRECTIONS + 1):
         with helpers(many) as others:
             begin = partial(_Search, menu, whole, units, tiers, min_sent_bytes, deadline, takes, clock, others)
@@ -99,7 +101,7 @@ def choose_jointly(
             missing = _missing_host_bytes(whole, found) if fixed is None and "nvme" in tiers else 0
             if missing <= 0 and detailed:
                 detail = Detail(whole, takes, clock, others, compact=menu)
-                found = detail.first(found, search.tries.near(found), began + DETAILED_SHARE * seconds)
+                found = detail.first(found, search.tries.near(found), began + looked_at * seconds)
                 found = detail.in_time(detail.where_they_come_anyway(found) if fixed is None else found)
                 if known is not None:
                     found = detail.faster(found, known)

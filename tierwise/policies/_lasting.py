@@ -345,11 +345,20 @@ class _Away:
                 device[number].after += [results[op] for op in ops]
             elif number < len(following):
                 following[number].after += [results[op] for op in ops]
+        timed = in_time(pieces)
+        self._first_made_first(results, computes[: len(following)], [device[-1].end, *(one.end for one in following)])
         wanted = {id(results[op]): number for number, ops in needed.items() for op in ops if self._is_elsewhere(op)}
-        for one in in_time(pieces):
+        for one in timed:
             if one.row != ON_DEVICE and not one.row.startswith(LISTED):
                 self._list(one, computes, device, following, wanted.get(id(one), 0) - JUST_BEFORE if when == "after" or following else 0)
         self._free(staying, holding, computes)
+
+    def _first_made_first(self, results: Mapping[int, Piece], computes: Sequence[int], begins: Sequence[float]) -> None:
+        """Parameters that come before the same op of the next forward, which begins then: what is made by then in the order of the list."""
+        made = {storage: results[op].end for op in results for storage in self._touched(self.graph.ops[op]) & self.streamed.keys()}
+        for place, begin in zip(computes, begins, strict=False):
+            if len(coming := self.before.get(place, [])) > 1:
+                coming.sort(key=lambda step: max(begin, made.get(step.storage, begin)) if isinstance(step, Copy) else begin)
 
     def _free(self, staying: Mapping[int, Sequence[Free]], holding: _Holding, computes: Sequence[int]) -> None:
         """Gradients that wait on the device, by the number of the op after which they are complete: of more than a few backward waits for the first;
@@ -497,7 +506,8 @@ class _Away:
         steps: list[Step] = []
         found, works_in = self.graph.ops[op], self.works_in[self.places[op].processor]
         changed = dict.fromkeys(found.mutates + found.writes)
-        for storage in dict.fromkeys(found.mutates + found.writes + found.reads):
+        # Parameters before state: what passes does so in chunks, so that they are not behind all of it, and somebody waits for them.
+        for storage in sorted(dict.fromkeys(found.mutates + found.writes + found.reads), key=lambda s: s not in self.last_use):
             if not self.graph.storages[storage].lasting:
                 continue
             homes = self.home[storage]

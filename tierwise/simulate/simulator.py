@@ -26,11 +26,11 @@ from .memory import MemoryLog
 MAX_PERIODS = 12  # a schedule whose periods still differ after so many alternates; the mean of the last two is then its period
 
 
-def simulate(problem: Problem, schedule: Schedule) -> Timeline:
-    """Predict one period of a legal schedule in its steady state."""
+def simulate(problem: Problem, schedule: Schedule, most_periods: int = MAX_PERIODS) -> Timeline:
+    """Predict one period of a legal schedule in its steady state, or the last of so many."""
     clock = Clock(problem, schedule)
     previous: tuple[float, ...] | None = None
-    for period in range(MAX_PERIODS if problem.cyclic else 1):
+    for period in range(most_periods if problem.cyclic else 1):
         clock.begin_period()
         for step in schedule.steps:
             clock.advance(step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tierwise.errors import BadFile, BadInput
+from tierwise.execute.lanes import Signal
 from tierwise.execute.null_device import NullDevice
 from tierwise.execute.states import moving as moving_module
 from tierwise.execute.states.guards import is_guarded
@@ -184,6 +186,27 @@ def test_so_many_regions_ahead_parameters_are_on_their_way(ahead):
     assert losses == reference(3).losses
     forward = {path: started.get(path, [])[:ahead] for path in order}
     assert all(forward[path] == order[place + 1 : place + 1 + ahead] for place, path in enumerate(order[:-ahead]))
+
+
+def test_parameters_that_are_not_made_yet_hold_nobody_up():
+    model = net()
+    optimizer = adamw(model)
+    with placed(model, optimizer, everywhere(HOST), masters="fp32") as states:
+        plain_loop(model, optimizer, 0)
+        states.flush()
+        first, *_, last = states.residency.residences.values()
+        updates = {first: Signal(), last: Signal()}
+        for residence, update in updates.items():
+            residence._settling = lambda update=update: update
+            residence.leave()
+            residence.start()
+        updates[last].fire()
+        deadline = time.monotonic() + 10
+        while not last._coming[0].done() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert last._coming[0].done() and not first._coming[0].done()
+        updates[first].fire()
+        assert plain_loop(model, optimizer, 1) == reference(2).losses[1]
 
 
 def test_what_comes_ahead_does_not_come_where_there_is_no_room():

@@ -23,6 +23,7 @@ from .residency import Residency
 from .stepping import Stepping
 from .updates import Stored
 
+BRINGING = 12  # threads that bring parameters: parts of a few modules come as they are made, not in the order of the modules
 _log = logging.getLogger("tierwise")
 
 
@@ -73,7 +74,7 @@ class Settling:
     def _send_away(self, home: Stored) -> None:
         unit = home.unit
         if self._bring is None:
-            self._bring = Lane("parameters")
+            self._bring = Lane("parameters", threads=BRINGING)
         ring: Ring | None = None
         if unit.placement.parameters == "host":
             home.parameters = HostFlat(unit, self._device)

@@ -312,9 +312,9 @@ class Updates:
     def _streamed(self, home: Stored, job: Job) -> Event:
         assert home.chunks is not None and self.staging is not None
         copier = self._copiers["streamed"]
-        last: Event = already()
+        made: Event = already()
         arrivals = waited_here(job.arrivals)  # not on the copy lane: the host's work on a gradient may stand behind updates that wait for that lane
-        leaving: tuple[int, Event] | None = None
+        leaving: tuple[int, Event, Event] | None = None
         for chunk in self._walk(home, job):
             index = chunk.index
             while len(self._issued) >= CHUNKS_AHEAD:
@@ -343,21 +343,20 @@ class Updates:
             with self.beside.after((come, job.ready)):
                 self._compute_staged(home, job, chunk, layout)
                 done = self.device.mark()
-            last = copy_block(copier, Direction.OUT, home.chunks.block(index), home.chunks.span(index), layout.state_bytes, after=(done,))
-            if home.parameters is not None:
-                last = copy_block(
+            made = done
+            if home.parameters is not None:  # before the state: the next forward waits for them
+                made = copy_block(
                     copier, Direction.OUT, home.parameters.block(index), home.parameters.span(index), layout.parameter_bytes, after=(done,)
                 )
+            last = copy_block(copier, Direction.OUT, home.chunks.block(index), home.chunks.span(index), layout.state_bytes, after=(done,))
             self.staging.free[number] = last
             self._issued.append(last)
             if leaving is not None:
                 self._give(home, *leaving)
-            leaving = index, last
-            if home.parameters is None:
-                last = done
+            leaving = index, last, made
         if leaving is not None:
             self._give(home, *leaving)
-        return last
+        return made
 
     def _layout(self, home: Stored, chunk: Chunk, number: int) -> _Staged:
         """Made once for each chunk and buffer: a chunk passes in two thousandths of a second, and a thread that cuts tensors keeps others from
@@ -380,11 +379,11 @@ class Updates:
                 found.append(Piece(run.settled, weights, gradient, states, out, _number(run.factor)))
         self.arithmetic.run(found)
 
-    def _give(self, home: Stored, index: int, after: Event) -> None:
+    def _give(self, home: Stored, index: int, after: Event, made: Event) -> None:
         assert home.chunks is not None
         home.chunks.give(index, after)
         if home.parameters is not None:
-            home.parameters.give(index, after)
+            home.parameters.give(index, made)
 
     # -- chunk after chunk --------------------------------------------------------------------------------------------------------------
 
