@@ -17,8 +17,8 @@ from ..execute.host_pool import HostPool, available_host_bytes
 from ..execute.session import Session
 from ..execute.states import States
 from ..execute.states.gradients import LEAVING_BYTES
-from ..execute.states.needs import Needs
 from ..execute.states.passes import HostRate
+from ..execute.states.placement import Needs
 from ..execute.states.safetensors import Checkpoint
 from ..execute.states.units import MASTERED_BYTES, STREAM_CHUNK_BYTES, Known
 from ..execute.states.updates import STAGING_BUFFERS

@@ -91,7 +91,12 @@ class Helpers:
 
     def hear(self, asked: Iterable[tuple[Program, T, Taken]], heard: Callable[[Program, T, T | None], None]) -> None:
         """Of each, how long it takes if that is less than another one does, told as soon as it is known and before the next is asked for."""
-        self._answers((("drawn", (program, than), taken) for program, than, taken in asked), heard=lambda question, found: heard(*question[1], found))
+
+        def told(question: tuple[str, tuple[Program, T], Taken], found: T | None) -> None:
+            program, than = question[1]
+            heard(program, than, found)
+
+        self._answers((("drawn", (program, than), taken) for program, than, taken in asked), heard=told)
 
     def begin_to_send(self, asked: Iterable[tuple[Split, Taken]]) -> None:
         """Half of them look for what is near these with activations that are sent, and the others answer meanwhile."""
@@ -109,7 +114,7 @@ class Helpers:
         return [one for one in found if one is not None]
 
     def _answers(
-        self, questions: Iterable[tuple[Any, ...]], *before: tuple[Any, ...], heard: Callable[[tuple[Any, ...], Any], None] = lambda *_: None
+        self, questions: Iterable[tuple[Any, ...]], *before: tuple[Any, ...], heard: Callable[[Any, Any], None] = lambda *_: None
     ) -> list[Any] | None:
         found: list[Any] = []
         left, lock = iter(questions), threading.Lock()
