@@ -29,6 +29,7 @@ WAITS = 0.05  # and of when parameters come, or how many gradients wait: there a
 MOST_AHEAD, MOST_IN_FLIGHT = 3, 8  # regions
 TWO_AT_ONCE = 0.25  # of the time: where one more of something asks for less of another
 DRAWS_EACH = 5  # for each thing that could be changed: if so many are no better, one after another, no more are drawn
+LEAST_GAIN = 1e-6  # of the time
 AS_FAST = 1.005  # of the time with more saved by calls: what that leaves of the device is worth more, once it is used
 AT_A_TIME_SECONDS = 2.0  # of others' work; less than whoever waits for them has patience for
 
@@ -44,7 +45,7 @@ class _Best:
 
     def heard(self, program: Program, than: Looked, looked: Looked | None) -> None:
         """Of what was drawn from the best at that time, how long it takes if that is less."""
-        if looked is None:
+        if looked is None or looked.seconds > (1 - LEAST_GAIN) * than.seconds:
             return
         if than != self.looked:
             self.again.append(_on_top(self.program, program, self.before[than]))
