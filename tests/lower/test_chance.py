@@ -73,15 +73,14 @@ def test_where_nothing_else_can_be_changed_more_gradients_wait():
 
 
 def test_all_parts_of_a_region_move_at_once():
-    """Two regions of two parts each, one on the cpu and one through the device: all of either region to one home, and one region's homes for the
-    other's."""
+    """Two regions of two parts each, updated here and there: all of a region go to one home, and each gets the other's homes."""
     question = menu_with_moments(4)
     graph = question.problem.graph
-    parts = {f"block{n}": f"pair{n // 2}.{'one' if n % 2 == 0 else 'other'}" for n in range(4)}
-    calls = tuple(replace(call, module=f"pair{call.id // 2}") for call in graph.calls)
-    storages = tuple(replace(s, name=s.name.replace(block, part)) for s in graph.storages for block, part in parts.items() if block in s.name)
-    renamed = {s.id: s for s in storages}
-    graph = replace(graph, calls=calls, storages=tuple(renamed.get(s.id, s) for s in graph.storages))
+    parts = {"block0": "pair0.one", "block1": "pair0.other", "block2": "pair1.one", "block3": "pair1.other"}
+    calls = tuple(replace(call, module=parts[call.module].partition(".")[0]) for call in graph.calls)
+    heads = [storage.name.partition(".") for storage in graph.storages]
+    storages = tuple(replace(s, name=parts.get(head, head) + dot + rest) for s, (head, dot, rest) in zip(graph.storages, heads, strict=True))
+    graph = replace(graph, calls=calls, storages=storages)
     question = replace(question, problem=replace(question.problem, graph=graph), homes=dict.fromkeys(parts.values(), EVERYWHERE))
     states = dict(zip(parts.values(), (CPU, THROUGH, IN_HOST, CPU), strict=True))
     program = replace(keep_everything(question), states=states, update="backward")
@@ -92,8 +91,7 @@ def test_all_parts_of_a_region_move_at_once():
             drawn.append({path: program.states.get(path, ON_DEVICE) for path in parts.values()})
 
     clock = Clock(counts=True)
-    looking = Looking(question, lambda states: (0, 0), clock)
-    chance = Chance(question, looking, clock, Helpers(0))
+    chance = Chance(question, Looking(question, lambda states: (0, 0), clock), clock, Helpers(0))
     chance.better(predicted(image(question, program)), until=300)
     assert any(places["pair0.one"] == places["pair0.other"] == IN_HOST and places["pair1.one"] == IN_HOST for places in drawn)
     assert {"pair0.one": IN_HOST, "pair0.other": CPU, "pair1.one": CPU, "pair1.other": THROUGH} in drawn

@@ -103,12 +103,12 @@ def test_nobody_waits_for_one_that_is_gone():
 
 @pytest.mark.parametrize("cores", [0, 2])
 def test_a_search_with_and_without_them(monkeypatch, cores):
-    """Of ten blocks in 170 bytes three seconds come near what ten tries find, however slow others start; and half of one finds something if none of
+    """Of ten blocks in 170 bytes four seconds come near what forty tries find, however slow others start; and half of one finds something if none of
     them does."""
     monkeypatch.setattr(jointly, "spare", lambda: cores)
     monkeypatch.setattr(jointly, "WORTH_HELP", 0.0)
     question = menu_with_moments(10, hbm=170, cpu_seconds=1.5)
-    assert choose_jointly(question, update="backward", seconds=3.0).seconds <= 1.05 * choose_jointly(question, update="backward", tries=10).seconds
+    assert choose_jointly(question, update="backward", seconds=4.0).seconds <= 1.05 * choose_jointly(question, update="backward", tries=40).seconds
     if cores:
         monkeypatch.setattr("tierwise.lower.helpers.sys.executable", os.devnull)
         others = Helpers(2)

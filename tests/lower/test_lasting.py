@@ -132,10 +132,10 @@ def test_a_parameter_that_is_made_from_its_master_does_not_come_for_its_update(m
 
 def test_parameters_go_home_before_state():
     """Which passes in chunks, so that they are not behind all of it: the next forward waits for them."""
-    made = streamed(3)
+    made = streamed(3, moments=".master")
     name = {storage.id: storage.name for storage in made.problem.graph.storages}
     left = [name[step.storage] for step in made.schedule.steps if isinstance(step, Copy) and (step.src, step.dst) == (PASSING, "dram")]
-    assert left == [f"block{n}.weight{of}" for n in (2, 1, 0) for of in ("", ".moments")]
+    assert left == [f"block{n}.weight{of}" for n in (2, 1, 0) for of in ("", ".master")]
 
 
 def test_what_is_made_first_comes_first():

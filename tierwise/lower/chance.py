@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ..ir import INPUTS, ON_DEVICE, CallPlan, Menu, Placement, Program
 from ..ir.placement import region_of
@@ -62,10 +63,11 @@ class Chance:
         self._paths = [unit.path for unit in units]
         self._weights = [unit.state_bytes + unit.parameter_bytes for unit in units]  # what weighs next to nothing makes no difference
         regions = {call.module for call in menu.problem.graph.calls}
-        self._parts: dict[str, list[str]] = {}  # of each region
+        of_region: dict[str, list[str]] = {}
         for path in self._paths:
-            self._parts.setdefault(region_of(path, regions), []).append(path)
-        self._region_of = {path: region for region, paths in self._parts.items() for path in paths}
+            of_region.setdefault(region_of(path, regions), []).append(path)
+        self._alone = {path: [path] for path in self._paths}
+        self._parts = {path: of_region[region_of(path, regions)] for path in self._paths}  # with all others of its region
         self._calls = [call.id for call in menu.problem.graph.calls if len(menu.choices.get(call.region, ())) > 1]
 
     def better(self, chosen: Chosen, until: float) -> Chosen:
@@ -112,41 +114,39 @@ class Chance:
     # -- changes ------------------------------------------------------------------------------------------------------------------------
 
     def _changed(self, program: Program) -> Program:
-        kinds: dict[Callable[[Program], Program], float] = {self._another_home: HOMES, self._exchange: EXCHANGES}
-        kinds |= {self._another_home_of_all: REGIONS, self._exchange_all: REGION_EXCHANGES} if len(self._parts) < len(self._paths) else {}
+        kinds: dict[Callable[[Program], Program], float] = {
+            partial(self._another_home, self._alone): HOMES,
+            partial(self._exchange, self._alone): EXCHANGES,
+        }
+        if self._parts != self._alone:
+            kinds |= {partial(self._another_home, self._parts): REGIONS, partial(self._exchange, self._parts): REGION_EXCHANGES}
         kinds |= {self._another_choice: CHOICES} if self._calls else {}
         kinds |= {self._another_wait: WAITS}
         (change,) = self._random.choices([*kinds], [*kinds.values()])
         return change(program)
 
-    def _unit(self) -> str:
-        return self._random.choices(self._paths, self._weights)[0]
+    def _some(self, groups: Mapping[str, Sequence[str]]) -> Sequence[str]:
+        """Of the groups that paths are in, one."""
+        return groups[self._random.choices(self._paths, self._weights)[0]]
 
     def _homes(self, path: str, program: Program) -> list[Placement]:
         """Without the disk, unless something is there already."""
         has_disk = any("nvme" in (place.state, place.parameters) for place in program.states.values())
         return [home for home in self._menu.homes[path] if has_disk or "nvme" not in (home.state, home.parameters)]
 
-    def _another_home(self, program: Program) -> Program:
-        path = self._unit()
-        others = [home for home in self._homes(path, program) if home != program.states.get(path, ON_DEVICE)]
-        return _with_homes(program, {path: self._random.choice(others)}) if others else program
-
-    def _exchange(self, program: Program) -> Program:
-        one, other = self._unit(), self._unit()
-        first, second = (program.states.get(path, ON_DEVICE) for path in (one, other))
-        if first == second or second not in self._menu.homes[one] or first not in self._menu.homes[other]:
+    def _another_home(self, groups: Mapping[str, Sequence[str]], program: Program) -> Program:
+        """One that not all of a group have."""
+        paths = self._some(groups)
+        there = {program.states.get(path, ON_DEVICE) for path in paths}
+        others = [home for path in paths for home in self._homes(path, program) if there != {home}]
+        if not others:
             return program
-        return _with_homes(program, {one: second, other: first})
-
-    def _another_home_of_all(self, program: Program) -> Program:
-        paths = self._parts[self._region_of[self._unit()]]
-        home = self._random.choice([home for path in paths for home in self._homes(path, program)])
+        home = self._random.choice(others)
         return _with_homes(program, {path: home for path in paths if home in self._menu.homes[path]})
 
-    def _exchange_all(self, program: Program) -> Program:
-        """Of two regions cut alike."""
-        one, other = (self._parts[self._region_of[self._unit()]] for _ in range(2))
+    def _exchange(self, groups: Mapping[str, Sequence[str]], program: Program) -> Program:
+        """Between two groups cut alike."""
+        one, other = self._some(groups), self._some(groups)
         if len(one) != len(other):
             return program
         moved = {to: program.states.get(of, ON_DEVICE) for to, of in (*zip(one, other, strict=True), *zip(other, one, strict=True))}

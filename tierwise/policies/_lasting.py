@@ -346,7 +346,8 @@ class _Away:
             elif number < len(following):
                 following[number].after += [results[op] for op in ops]
         timed = in_time(pieces)
-        self._first_made_first(results, computes[: len(following)], [device[-1].end, *(one.end for one in following)])
+        if following:
+            self._first_made_first(results, computes[: len(following)], [device[-1].end, *(one.end for one in following[:-1])])
         wanted = {id(results[op]): number for number, ops in needed.items() for op in ops if self._is_elsewhere(op)}
         for one in timed:
             if one.row != ON_DEVICE and not one.row.startswith(LISTED):
@@ -356,7 +357,7 @@ class _Away:
     def _first_made_first(self, results: Mapping[int, Piece], computes: Sequence[int], begins: Sequence[float]) -> None:
         """Parameters that come before the same op of the next forward, which begins then: what is made by then in the order of the list."""
         made = {storage: results[op].end for op in results for storage in self._touched(self.graph.ops[op]) & self.streamed.keys()}
-        for place, begin in zip(computes, begins, strict=False):
+        for place, begin in zip(computes, begins, strict=True):
             if len(coming := self.before.get(place, [])) > 1:
                 coming.sort(key=lambda step: max(begin, made.get(step.storage, begin)) if isinstance(step, Copy) else begin)
 

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tierwise.errors import BadFile, BadInput
+from tierwise.execute.device import Direction
 from tierwise.execute.lanes import Signal
 from tierwise.execute.null_device import NullDevice
 from tierwise.execute.states import moving as moving_module
@@ -204,9 +205,23 @@ def test_parameters_that_are_not_made_yet_hold_nobody_up():
         deadline = time.monotonic() + 10
         while not last._coming[0].done() and time.monotonic() < deadline:
             time.sleep(0.001)
-        assert last._coming[0].done() and not first._coming[0].done()
-        updates[first].fire()
+        came = [residence._coming[0].done() for residence in updates]
+        updates[first].fire()  # or nothing would ever end
+        assert came == [False, True]
         assert plain_loop(model, optimizer, 1) == reference(2).losses[1]
+
+
+def test_what_passes_through_the_device_leaves_it_parameters_first():
+    """Two bytes an element, and then twelve of state, chunk after chunk."""
+    model = net()
+    optimizer = adamw(model)
+    sizes: list[int] = []
+    placements = everywhere(Placement("host", "streamed", "host"))
+    with placed(model, optimizer, placements, masters="fp32", before_copy=lambda way, size: sizes.append(size) if way is Direction.OUT else None):
+        losses = [plain_loop(model, optimizer, step) for step in range(2)]
+        left = tuple(sizes)
+    assert losses == reference(2).losses
+    assert len(left) > 4 and [6 * made for made in left[::2]][: len(left) // 2] == [*left[1::2]]
 
 
 def test_what_comes_ahead_does_not_come_where_there_is_no_room():
