@@ -52,6 +52,10 @@ def test_parts_in_one_place_are_one_unit():
     ]
     apart = units_of(known, placements)  # by modules of their own
     assert [unit.regions for unit in apart] == [("block",), ("block.mlp.up",), ("block.mlp.down",), ("head",)]
+    stays = units_of(known, {"block": CPU, "block.mlp.up": ON_DEVICE}, regions=["block"])
+    assert [(unit.regions, unit.placement, len(unit.slots)) for unit in stays] == [
+        (("block",), CPU, 8), (("block",), ON_DEVICE, 1), (("",), ON_DEVICE, 2),
+    ]  # fmt: skip
     stays = units_of(known, {"block.mlp.up": THROUGH}, regions=["block"])
     assert [(unit.regions, unit.placement) for unit in stays] == [(("",), ON_DEVICE), (("block",), THROUGH)]
 

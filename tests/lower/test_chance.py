@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from toy_blocks import CPU, EVERYWHERE, IN_HOST, KEEP, THROUGH, menu_with_moments
 
-from tierwise.ir import ON_DEVICE, Menu, Placement, When, check_schedule, peak_bytes
+from tierwise.ir import ON_DEVICE, Compute, Menu, Placement, When, check_schedule, peak_bytes
 from tierwise.lower import Chosen, image, keep_everything, with_budget
 from tierwise.lower.chance import Chance, _Best
 from tierwise.lower.choose import predicted, recompute_everything
@@ -97,13 +97,41 @@ def test_all_parts_of_a_region_move_at_once():
     assert {"pair0.one": IN_HOST, "pair0.other": CPU, "pair1.one": CPU, "pair1.other": THROUGH} in drawn
 
 
+def test_a_part_stays_on_the_device_when_the_rest_of_its_region_leaves():
+    """Block1's state is a part of block0's region, as its name says."""
+    question = menu_with_moments(2)
+    graph = question.problem.graph
+    storages = tuple(replace(s, name=s.name.replace("block1", "block0.part")) for s in graph.storages)
+    question = replace(
+        question,
+        problem=replace(question.problem, graph=replace(graph, storages=storages)),
+        homes=dict.fromkeys(("block0", "block0.part"), EVERYWHERE),
+    )
+    program = replace(keep_everything(question), states={"block0.part": CPU}, update="backward")
+    drawn: list[dict[str, Placement]] = []
+
+    class Looking(Detail):
+        def better(self, program, than):
+            drawn.append(program.states)
+
+    clock = Clock(counts=True)
+    chance = Chance(question, Looking(question, lambda states: (0, 0), clock), clock, Helpers(0))
+    chance.better(predicted(image(question, program)), until=200)
+    both = [states for states in drawn if states.keys() == {"block0", "block0.part"}]
+    assert all(states.get("block0") != ON_DEVICE for states in drawn)
+    assert {states["block0.part"] for states in both} > {ON_DEVICE, CPU}
+    made = image(question, replace(program, states={"block0": CPU, "block0.part": ON_DEVICE}))
+    on_cpu = [made.problem.graph.ops[step.op].name for step in made.schedule.steps if isinstance(step, Compute) and step.on == "cpu"]
+    assert on_cpu == ["w0.update"]
+
+
 def test_what_is_better_than_the_one_before_comes_on_top_of_the_best():
     """Two are drawn from the same program and both are better: one with another home for a module's state, one with another choice for a call."""
     _, given = given_plan(keep_everything, dict.fromkeys(LAST_THREE, CPU))
     program = given.program
     moved = replace(program, states={**program.states, "block3": IN_HOST})
     lighter = replace(program, calls={**program.calls, 0: replace(program.calls[0], choice="checkpoint")}, in_flight=5)
-    best = _Best(program, Looked(3.0))
+    best = _Best(program, Looked(3.0), LAST_THREE)
     best.heard(moved, Looked(3.0), Looked(2.0))
     best.heard(lighter, Looked(3.0), Looked(2.5))
     best.heard(program, Looked(3.0), None)
@@ -124,3 +152,17 @@ def test_others_look_at_several_at_a_time():
         found = Chance(question, Detail(question, lambda states: (0, 0), clock), clock, others).better(given, until=clock.now() + 3)
         assert others
     assert found.seconds < given.seconds
+
+
+def test_others_are_not_believed_that_something_fits_of_which_updates_take_more_than_they_were_told():
+    """What passes through the device takes all of it."""
+    question, given = given_plan(keep_everything, dict.fromkeys(FIRST_THREE, CPU), cpu_seconds=10.0, homes=(ON_DEVICE, CPU, THROUGH))
+
+    def takes(states):
+        return (10_000 * any(place.update == "streamed" for place in states.values()), 0)
+
+    clock = Clock(counts=False)
+    with helpers(2) as others:
+        others.learn(Lesson(question, question, When("backward"), ("dram",), 0))
+        found = Chance(question, Detail(question, takes, clock), clock, others).better(given, until=clock.now() + 3)
+    assert {place.update for place in found.program.states.values()} == {"cpu"}

@@ -23,6 +23,13 @@ def test_nothing_leaves():
     assert splits().states(Split()) == {}
 
 
+def test_a_part_that_stays_is_named_where_the_rest_of_its_region_leaves():
+    units = [StateUnit(path, (), (), 2, 10, 2) for path in ("a.first", "a", "a.second", "b")]
+    found = Splits(SimpleNamespace(homes=dict.fromkeys((unit.path for unit in units), (ON_DEVICE, CPU)), problem=splits().menu.problem), units, {})
+    assert found.states(Split(3)) == {"a.first": ON_DEVICE, "a": CPU, "a.second": CPU, "b": CPU}
+    assert found.states(Split(2)) == {"a.second": CPU, "b": CPU}
+
+
 def test_state_leaves_from_the_end_and_every_other_update_is_streamed():
     assert splits().states(Split(4, 0, 0.5)) == {"a": CPU, "b": STREAMED, "c": CPU, "d": STREAMED}
     assert splits().states(Split(2, 0, 0.0)) == {"c": CPU, "d": CPU}

@@ -22,8 +22,8 @@ from ..execute.states.placement import Needs
 from ..execute.states.safetensors import Checkpoint
 from ..execute.states.units import MASTERED_BYTES, STREAM_CHUNK_BYTES, Known
 from ..execute.states.updates import STAGING_BUFFERS
-from ..ir import ON_DEVICE, Placement, Program
-from ..ir.placement import HELD_SHARE, IN_FLIGHT, region_of
+from ..ir import Placement, Program
+from ..ir.placement import HELD_SHARE, IN_FLIGHT, region_of, stated
 from ..units import format_bytes
 
 PASSING_SHARE = 50  # of the budget, one part in so many for gradients that leave, and for state that is streamed
@@ -85,17 +85,17 @@ class Lasting:
     def takes(self, states: Mapping[str, Placement]) -> tuple[int, int]:
         """What updates and gradients on their way out hold on the device, beyond what they read and write there; and all of it in host memory.
         Gradients that wait there for updates are in the plan itself."""
-        _, needs = self._states(_away(states))
+        _, needs = self._states(stated(states))
         return needs.staging_bytes + needs.leaving_bytes, needs.host_bytes + needs.parameter_host_bytes
 
     def leaving_bytes(self, states: Mapping[str, Placement]) -> int:
         """Of what these take on the device, for gradients on their way out."""
-        return self._states(_away(states))[1].leaving_bytes
+        return self._states(stated(states))[1].leaving_bytes
 
     def holes_bytes(self, states: Mapping[str, Placement]) -> int:
         """What the allocator loses between blocks of many sizes that come and go at different times. If it had to be found in the middle of a step,
         everything would wait."""
-        away = _away(states)
+        away = stated(states)
         lost = self._holes_units * max(self._sizes(away, _nbytes), default=0)
         if self._update == "after":
             waiting = {path: place for path, place in away.items() if (place.update, place.gradients) == ("streamed", "device")}
@@ -143,7 +143,7 @@ class Lasting:
         return [found[path] for path in regions]
 
     def differs(self, program: Program) -> bool:
-        wanted = _away(program.states)
+        wanted = stated(program.states)
         if self.placements is None:
             return bool(wanted) or self._comes_from_elsewhere or (self._masters is not None and self._optimizer is not None)
         return wanted != self.placements
@@ -156,7 +156,7 @@ class Lasting:
 
     def place(self, program: Program) -> None:
         """Take everything to its home, from where it was placed before."""
-        wanted = _away(program.states)
+        wanted = stated(program.states)
         device, before = self._session.device, self.states
         states, needs = self._states(wanted)
         there, reserved = 0 if self._pool is None else self._pool.nbytes, self._reserved
@@ -249,13 +249,9 @@ def _nbytes(parameter: nn.Parameter) -> int:
     return parameter.nbytes
 
 
-def _away(states: Mapping[str, Placement]) -> dict[str, Placement]:
-    return {path: place for path, place in states.items() if place != ON_DEVICE}
-
-
 def words_of(program: Program) -> list[str]:
     """What was decided, for people."""
-    places, update = _away(program.states).values(), program.update
+    places, update = stated(program.states).values(), program.update
     found = []
     where = {"host": "in host memory", "nvme": "on the disk"}
     how = {"cpu": "is updated on the CPU", "streamed": "is updated on the device, through which it passes"}

@@ -8,7 +8,7 @@ gradients   where they wait for their update: "device", or "host", where they go
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ..errors import BadInput, UnknownName
@@ -59,6 +59,13 @@ def owner(name: str, paths: Collection[str]) -> str | None:
         if path in paths:
             return path
     return None
+
+
+def stated(states: Mapping[str, Placement]) -> dict[str, Placement]:
+    """What has to be said of places by path: where what is elsewhere is, and which of its parts are on the device. A part of which nothing is said is
+    where the rest is."""
+    elsewhere = {path: place for path, place in states.items() if place != ON_DEVICE}
+    return {path: place for path, place in states.items() if path in elsewhere or owner(path, elsewhere) is not None}
 
 
 def region_of(path: str, regions: Collection[str]) -> str:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 
 from ..ir import INPUTS, ON_DEVICE, CallPlan, Menu, Placement, Program
-from ..ir.placement import region_of
+from ..ir.placement import region_of, stated
 from .choose import Chosen
 from .clock import Clock
 from .detail import Detail, Looked, comes_and_goes
@@ -38,8 +38,8 @@ AT_A_TIME_SECONDS = 2.0  # of others' work; less than whoever waits for them has
 class _Best:
     """And those before it, with what was found to be better than they are and has not been tried with it."""
 
-    def __init__(self, program: Program, looked: Looked) -> None:
-        self.program, self.looked = program, looked
+    def __init__(self, program: Program, looked: Looked, paths: Sequence[str]) -> None:
+        self.program, self.looked, self._paths = program, looked, paths
         self.draws = 0  # since it was found
         self.before = {looked: program}
         self.again: deque[Program] = deque()
@@ -49,7 +49,7 @@ class _Best:
         if looked is None or looked.seconds > (1 - LEAST_GAIN) * than.seconds:
             return
         if than != self.looked:
-            self.again.append(_on_top(self.program, program, self.before[than]))
+            self.again.append(_on_top(self.program, program, self.before[than], self._paths))
         if looked < self.looked:
             self.program, self.looked, self.draws = program, looked, 0
             self.before[looked] = program
@@ -75,17 +75,28 @@ class Chance:
         looked = self._detail.looked(chosen.program) if chosen.program.states else None
         if looked is None or not any(self._weights):
             return chosen
-        best = _Best(chosen.program, looked)
+        best = _Best(chosen.program, looked, self._paths)
         lean, almost = self._lean(chosen.program), Looked(*(AS_FAST * seconds for seconds in looked))
         if lean != chosen.program and (lean_looked := self._detail.better(lean, almost)) is not None:
-            best = _Best(lean, lean_looked)
+            best = _Best(lean, lean_looked, self._paths)
         while self._clock.now() < until and not self._is_settled(best):
             if self._others:
-                moment = min(until, self._clock.now() + AT_A_TIME_SECONDS)
-                self._others.hear(((program, best.looked, self._detail.taken(program)) for program in self._draws(best, moment)), best.heard)
+                self._look_together(best, min(until, self._clock.now() + AT_A_TIME_SECONDS))
             elif (program := next(self._draws(best, until), None)) is not None:
                 best.heard(program, best.looked, self._detail.better(program, best.looked))
         return self._detail.predicted(best.program) if best.looked < looked else chosen
+
+    def _look_together(self, best: _Best, until: float) -> None:
+        """What updates take is about the same wherever most of them run, and finding it out keeps others waiting for the next draw: so it is asked of
+        what is better only."""
+        taken = self._detail.taken(best.program)
+
+        def heard(program: Program, than: Looked, looked: Looked | None) -> None:
+            if looked is not None and not self._detail.takes_no_more(program, taken):
+                looked = self._detail.better(program, than)
+            best.heard(program, than, looked)
+
+        self._others.hear(((program, best.looked, taken) for program in self._draws(best, until)), heard)
 
     def _is_settled(self, best: _Best) -> bool:
         return best.draws > DRAWS_EACH * (len(self._paths) + len(self._calls))
@@ -142,7 +153,7 @@ class Chance:
         if not others:
             return program
         home = self._random.choice(others)
-        return _with_homes(program, {path: home for path in paths if home in self._menu.homes[path]})
+        return _with_homes(program, {path: home for path in paths if home in self._menu.homes[path]}, self._paths)
 
     def _exchange(self, groups: Mapping[str, Sequence[str]], program: Program) -> Program:
         """Between two groups cut alike."""
@@ -150,7 +161,7 @@ class Chance:
         if len(one) != len(other):
             return program
         moved = {to: program.states.get(of, ON_DEVICE) for to, of in (*zip(one, other, strict=True), *zip(other, one, strict=True))}
-        return _with_homes(program, moved) if all(home in self._menu.homes[path] for path, home in moved.items()) else program
+        return _with_homes(program, moved, self._paths) if all(home in self._menu.homes[path] for path, home in moved.items()) else program
 
     def _another_choice(self, program: Program) -> Program:
         """The next one that saves more, or less."""
@@ -177,16 +188,15 @@ class Chance:
         return replace(plan, choice=choice.name, sent=tuple(name for name in plan.sent if name in saved))
 
 
-def _on_top(best: Program, changed: Program, given: Program) -> Program:
+def _on_top(best: Program, changed: Program, given: Program, paths: Sequence[str]) -> Program:
     """The best one with what was changed in the given one."""
-    states = {path: changed.states.get(path, ON_DEVICE) for path in {**given.states, **changed.states}}
-    moved = {path: home for path, home in states.items() if home != given.states.get(path, ON_DEVICE)}
+    moved = {path: home for path in paths if (home := changed.states.get(path, ON_DEVICE)) != given.states.get(path, ON_DEVICE)}
     calls = {call: plan for call, plan in changed.calls.items() if plan != given.calls[call]}
     ahead = changed.ahead if changed.ahead != given.ahead else best.ahead
     in_flight = changed.in_flight if changed.in_flight != given.in_flight else best.in_flight
-    return _with_homes(replace(best, calls={**best.calls, **calls}, ahead=ahead, in_flight=in_flight), moved)
+    return _with_homes(replace(best, calls={**best.calls, **calls}, ahead=ahead, in_flight=in_flight), moved, paths)
 
 
-def _with_homes(program: Program, homes: dict[str, Placement]) -> Program:
-    states = {**program.states, **homes}
-    return replace(program, states={path: place for path, place in states.items() if place != ON_DEVICE})
+def _with_homes(program: Program, homes: dict[str, Placement], paths: Sequence[str]) -> Program:
+    """Of all paths, so that a part stays where it is when the rest of its region moves."""
+    return replace(program, states=stated({**{path: program.states.get(path, ON_DEVICE) for path in paths}, **homes}))

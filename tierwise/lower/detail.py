@@ -26,6 +26,7 @@ OTHERS_AHEAD = (1, 3)  # regions before theirs that parameters may be on their w
 OTHERS_IN_FLIGHT = (1, 2, 4, 6)  # regions whose gradients may wait on the device, likewise
 PERIODS = 2  # of a step, the first without what one before it left to be done: as long as all that follow, in each of 293 that were looked at
 FEW = 2  # activations that are looked at by turns: those of the best program, and of one that has others
+AMPLE = 1 << 50  # bytes of a device
 AS_GOOD = 1.0005  # of the best by a rough look: of what is better in detail nearly all is, of what is not one in five
 
 
@@ -109,6 +110,11 @@ class Detail:
     def taken(self, program: Program) -> Taken:
         return self._takes(program.states) if program.states else (0, 0)
 
+    def takes_no_more(self, program: Program, taken: Taken) -> bool:
+        """Than that of the device, and than there is of host memory."""
+        device_bytes, host_bytes = self.taken(program)
+        return device_bytes <= taken[0] and host_bytes <= self._menu.problem.machine.capacity("dram")
+
     def seconds(self, program: Program) -> float | None:
         """Between what it takes on this host and on a slower one. None: it does not fit."""
         for other, seconds in self._known:
@@ -130,7 +136,7 @@ class Detail:
     def _looked(self, program: Program, than: Looked) -> Looked | None:
         roughly = math.inf
         if self._rough is not None:
-            ready = self._rough._fitting(program)
+            ready = self._rough._fitting(program, than.roughly * AS_GOOD)
             if ready is None or (roughly := _seconds(*ready, program)) > than.roughly * AS_GOOD:
                 return None
         seconds = self._seconds_if_below(program, than.seconds)
@@ -145,12 +151,14 @@ class Detail:
         seconds = mean((seconds, _seconds(_slower(problem), schedule, program)))
         return seconds if seconds < most else None
 
-    def _fitting(self, program: Program) -> tuple[Problem, Schedule] | None:
-        """What it comes to, with the room there is while it runs; None: it does not fit."""
+    def _fitting(self, program: Program, most: float = math.inf) -> tuple[Problem, Schedule] | None:
+        """What it comes to, with the room there is while it runs; None: it does not fit, or takes more in any memory, which is found out sooner."""
         if self.taken(program)[1] > self._menu.problem.machine.capacity("dram"):
             return None
         made = self._image(program)
         try:
+            if most < math.inf and _seconds(made.problem.with_budget(AMPLE), made.schedule, program) > most:
+                return None
             check_schedule(made.problem, made.schedule)
         except InvalidSchedule:
             return None

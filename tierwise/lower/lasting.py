@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from ..errors import NotExecutable
-from ..ir import Compute, Phase, Placement, Problem, Role, Schedule
+from ..ir import ON_DEVICE, Compute, Phase, Placement, Problem, Role, Schedule
+from ..ir.placement import stated
 from .states import TIER_OF, StateUnit, state_units
 
 HOME_OF = {tier: home for home, tier in TIER_OF.items()}
@@ -26,9 +27,8 @@ def homes_in(problem: Problem, schedule: Schedule, homes: Mapping[str, tuple[Pla
     found = {}
     for unit in state_units(problem.graph, homes):
         wanted = _wanted(problem, schedule, unit, runs_on, update)
-        if wanted != Placement():
-            found[unit.path] = _nearest(unit.path, wanted, homes[unit.path])
-    return found
+        found[unit.path] = wanted if wanted == ON_DEVICE else _nearest(unit.path, wanted, homes[unit.path])
+    return stated(found)
 
 
 def _wanted(problem: Problem, schedule: Schedule, unit: StateUnit, runs_on: Mapping[int, str], update: str) -> Placement:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from ..ir import ON_DEVICE, Menu, Placement
+from ..ir.placement import stated
 from .states import StateUnit
 
 FIRST, MOST_USES = 2, 4  # units at the beginning, and uses in a step: whose parameters leave last
@@ -81,7 +82,7 @@ class Splits:
             "host": int(machine.capacity("dram") * HOST_SHARE) - short_bytes,
             "nvme": machine.capacity("nvme") if "nvme" in machine.tier_named else 0,
         }
-        found: dict[str, Placement] = {}
+        found = dict.fromkeys((unit.path for unit in self.units), ON_DEVICE)
         leaving = range(count - split.state, count)
         streams = self._streaming(split)
         # Parameters that the cpu updates are in host memory anyway; those of streamed updates would take the link once more. The turn from forward to
@@ -105,9 +106,8 @@ class Splits:
                 self.lacks["dram"] = sum(other.state_bytes + other.gradient_bytes for other in self.units)
             if chosen is None:
                 return None
-            if chosen != ON_DEVICE:
-                found[unit.path] = chosen
-        return found
+            found[unit.path] = chosen
+        return stated(found)
 
     def _kept_for_parameters(self, away: Sequence[int], room: int) -> dict[int, int]:
         """By unit, host memory that nothing else gets. A parameter on disk is read twice and written once in a step, state is read and written once:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from execute.states.training import Result, adamw, clipped_loop, everywhere, loss_of, net, placed, plain_loop, reference
+from execute.states.training import REGIONS, Result, adamw, clipped_loop, everywhere, loss_of, net, placed, plain_loop, reference
 
 from tierwise.errors import BadInput, UnknownName
 from tierwise.execute.device import Direction
@@ -70,6 +70,13 @@ def test_every_placement_trains_to_the_same_bits(placement, update, tmp_path):
     if update == "backward" and placement.parameters == "nvme":
         pytest.skip("parameters come and go alike with both; the mixed placement below has it")
     check(expected(2), everywhere(placement), 2, tmp_path, update=update, masters="fp32", delay=0.0002)
+
+
+@pytest.mark.parametrize("update", ["after", "backward"])
+def test_a_part_stays_where_the_rest_of_its_region_leaves(update, tmp_path):
+    away = Placement("host", "cpu", "host", "host")
+    placements = {"layers.0": away, "layers.0.up": ON_DEVICE, "layers.1": ON_DEVICE, "layers.1.down": away}
+    check(expected(5), placements, 5, tmp_path, update=update, masters="fp32", regions=REGIONS)
 
 
 @pytest.mark.parametrize("update", ["after", "backward"])
