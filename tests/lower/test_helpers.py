@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -35,6 +37,15 @@ def alone(taken=TAKEN) -> Tries:
     return Tries(QUESTION, UNITS, around, Splits(QUESTION, UNITS, {}, "backward"), ("dram",), lambda states: taken, Clock(True), 1000)
 
 
+@contextlib.contextmanager
+def started() -> Iterator[Helpers]:
+    """Two that know the question, however long a busy machine takes to start them."""
+    with helpers(2) as others:
+        others.learn(LESSON)
+        assert others.have_started(60.0)
+        yield others
+
+
 def test_they_find_what_one_finds_alone():
     """Seven placements with all activations made again, of which some do not fit where so many bytes are taken."""
     chosen = Chosen(recompute_everything(QUESTION), 0.0, 0, 0)
@@ -42,8 +53,7 @@ def test_they_find_what_one_finds_alone():
     paths = list(QUESTION.homes)
     states = [dict.fromkeys(paths[first:], place) for first in range(3) for place in (CPU, IN_HOST)] + [dict.fromkeys(paths[-1:], CPU)]
     expected = [around.with_activations_of(one, chosen) for one in states]
-    with helpers(2) as others:
-        others.learn(LESSON)
+    with started() as others:
         assert others.look([(one, TAKEN) for one in states], chosen) == expected
         assert others.look([], chosen) == []
     assert any(one is None for one in expected) and any(one is not None for one in expected)
@@ -59,8 +69,7 @@ def test_what_else_they_are_asked():
     planned = [tries.at(split, (sends,)) for split in splits for sends in (False, True)]
     programs = [chosen.program for chosen in planned if chosen is not None]
     detail = Detail(QUESTION, lambda states: TAKEN, Clock(True))
-    with helpers(2) as others:
-        others.learn(LESSON)
+    with started() as others:
         others.begin_to_send([(splits[-1], TAKEN)])
         assert others.glance((split, TAKEN) for split in splits) == glances
         assert others.plan((split, sends, TAKEN) for split in splits for sends in (False, True)) == planned
@@ -77,8 +86,7 @@ def test_a_search_learns_what_they_find(taken, fits):
     wanted = [(Split(6, number, 0.5), sends) for number in range(2, 7, 2) for sends in (False, True)]
     expected, found = alone((taken, 0)), alone((taken, 0))
     mine, theirs = (Looks(QUESTION, UNITS, found.splits, WHEN, found.takes) for _ in range(2))
-    with helpers(2) as others:
-        others.learn(LESSON)
+    with started() as others:
         found.at_all(wanted, others)
         theirs.at_all((split for split, _ in wanted), others)
     for split, sends in wanted:
@@ -93,6 +101,7 @@ def test_nobody_waits_for_one_that_is_gone():
     chosen = choose_jointly(QUESTION, update="backward", tries=10)
     others = Helpers(2)
     others.learn(LESSON)
+    assert others.have_started(60.0)
     others.begin_to_send([(Split(6, 6, 0.5), TAKEN)])
     for worker in others._workers:
         worker._process.kill()
@@ -103,8 +112,10 @@ def test_nobody_waits_for_one_that_is_gone():
 
 @pytest.mark.parametrize("cores", [0, 2])
 def test_a_search_with_and_without_them(monkeypatch, cores):
-    """Of ten blocks in 170 bytes four seconds come near what forty tries find, however slow others start; and half of one finds something if none of
-    them does."""
+    """Of ten blocks in 170 bytes four seconds come near what forty tries find; and half of one finds something if nobody else starts."""
+    if cores:
+        with started():  # so that what they are made of has been read
+            pass
     monkeypatch.setattr(jointly, "spare", lambda: cores)
     monkeypatch.setattr(jointly, "WORTH_HELP", 0.0)
     question = menu_with_moments(10, hbm=170, cpu_seconds=1.5)
@@ -124,6 +135,14 @@ def test_there_are_as_many_as_there_are_cores_to_spare(monkeypatch, cores, ranks
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores), raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
     assert spare() == expected
+
+
+def test_one_that_starts_too_slowly_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr("tierwise.lower.helpers.PATIENCE_SECONDS", 0.0)
+    with helpers(2) as others:
+        others.learn(LESSON)
+        assert others.glance([(Split(6, 6, 0.5), TAKEN)]) is None
+        assert not others
 
 
 def test_a_search_of_so_many_tries_asks_nobody(monkeypatch):

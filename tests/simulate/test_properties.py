@@ -15,7 +15,7 @@ from tierwise.errors import InvalidSchedule
 from tierwise.ir import Compute, Copy, Free, Problem, Schedule, Timeline, check_schedule, peak_bytes
 from tierwise.ir.schedule import held_as
 from tierwise.policies._gaps import Drop, Swap, build, can_recompute, gaps
-from tierwise.simulate import lower_bound_seconds, simulate
+from tierwise.simulate import lower_bound_seconds, simulate, step_seconds
 
 relaxed = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
@@ -62,6 +62,7 @@ def test_any_choice_for_the_gaps_builds_a_legal_schedule(planned):
 def test_time_respects_memory_lanes_and_data(planned):
     problem, schedule = planned
     timeline = simulate(problem, schedule)
+    assert step_seconds(problem, schedule) == timeline.seconds
     assert timeline.seconds >= lower_bound_seconds(problem) * (1 - 1e-9)
     for tier in problem.machine.tiers:
         assert timeline.peak_bytes[tier.name] <= tier.capacity_bytes

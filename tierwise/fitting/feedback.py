@@ -21,7 +21,7 @@ from ..ir import CallPlan, Choice, Compute, Copy, Link, Machine, Menu, Op, Phase
 from ..ir.placement import region_of
 from ..lower import image
 from ..lower.states import moved_updates
-from ..simulate import simulate
+from ..simulate import step_seconds
 from .plan import Plan
 
 OFF = 0.05  # of the predicted time of a step: what a prediction may be off by before a plan is made again
@@ -112,7 +112,7 @@ def with_cpu(menu: Menu, factor: float) -> Menu:
 def _step_seconds(menu: Menu, plan: Plan) -> float:
     """What a step by this plan takes with these costs."""
     made = image(menu, plan.program)
-    return simulate(made.problem, made.schedule).seconds
+    return step_seconds(made.problem, made.schedule)
 
 
 def _stalled_seconds(ran: Mapping[tuple[int, str, Phase], Sequence[float]]) -> float:

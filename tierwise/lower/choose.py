@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import InfeasibleBudget, InvalidSchedule
 from ..ir import INPUTS, CallPlan, Choice, Copy, Graph, Menu, Op, Program, Role, check_schedule, peak_bytes
 from ..ir.program import EVERYTHING
-from ..simulate import simulate
+from ..simulate import simulate, step_seconds
 from ..units import exact_bytes, format_bytes
 from .holding import Holding, Sending, Whole
 from .image import Image, image, outside_storages
@@ -112,7 +112,7 @@ def keeping_everything(menu: Menu) -> tuple[float, int]:
     """Seconds and bytes of the device, however much that is."""
     made = image(menu, keep_everything(menu))
     needed = peak_bytes(made.problem, made.schedule)[made.problem.device_tier]
-    return simulate(made.problem.with_budget(max(needed, menu.problem.budget_bytes)), made.schedule).seconds, needed
+    return step_seconds(made.problem.with_budget(max(needed, menu.problem.budget_bytes)), made.schedule), needed
 
 
 def predicted(made: Image, budget_bytes: int | None = None) -> Chosen:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ..errors import InvalidSchedule
 from ..ir import Menu, Problem, Program, Schedule, check_schedule
-from ..simulate import simulate
+from ..simulate import step_seconds
 from .choose import Chosen, predicted
 from .clock import Clock
 from .helpers import Helpers, Taken
@@ -188,7 +188,7 @@ class Detail:
 
 
 def _seconds(problem: Problem, schedule: Schedule, program: Program) -> float:
-    return simulate(problem, schedule, PERIODS).seconds * (CROWDED if _is_crowded(program) else 1.0)
+    return step_seconds(problem, schedule, PERIODS) * (CROWDED if _is_crowded(program) else 1.0)
 
 
 def _is_crowded(program: Program) -> bool:

@@ -1,4 +1,5 @@
-"""A process that plans for another one (helpers.py): `python -m tierwise.lower.helper`, told by pickles on stdin, answers on stdout.
+"""A process that plans for another one (helpers.py): `python -m tierwise.lower.helper`, told by pickles on stdin, answers on stdout,
+of which the first says that it has started.
 
 ("menu", Lesson)                  what the next ones are about; no answer
 ("activations", chosen)           what is planned for activations, from now on; no answer
@@ -89,6 +90,7 @@ class _Planner:
 
 def serve(told: BinaryIO, answers: BinaryIO) -> None:
     planner: Any = None
+    _say(None, answers)  # which says that it has started
     while True:
         try:
             kind, what, *taken = pickle.load(told)
@@ -100,8 +102,12 @@ def serve(told: BinaryIO, answers: BinaryIO) -> None:
             planner.chosen = what
         else:
             (planner.taken,) = taken
-            pickle.dump(getattr(planner, kind)(what), answers)
-            answers.flush()
+            _say(getattr(planner, kind)(what), answers)
+
+
+def _say(what: Any, answers: BinaryIO) -> None:
+    pickle.dump(what, answers)
+    answers.flush()
 
 
 if __name__ == "__main__":

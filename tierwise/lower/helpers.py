@@ -24,7 +24,7 @@ from .splits import Split
 
 MOST = 12
 SHARE = 0.75  # of the cores; the rest is for whoever else is at work here
-PATIENCE_SECONDS = 5.0  # for a batch of looks, of a fraction of a second each, and for starting up
+PATIENCE_SECONDS = 5.0  # for starting up, and then for a batch of looks, of a fraction of a second each
 T = TypeVar("T")
 Taken = tuple[int, int]  # by updates: of the device all the time, and of host memory in all
 
@@ -73,6 +73,11 @@ class Helpers:
         for worker in self._workers:
             worker.thread.submit(worker.tell, told)
 
+    def have_started(self, seconds: float) -> bool:
+        """Whether all of them have, after so many seconds at most."""
+        done, late = wait([worker.started for worker in self._workers], seconds)
+        return not late and all(one.exception() is None for one in done)
+
     def look(self, asked: Iterable[tuple[Mapping[str, Placement], Taken]], other: Chosen) -> list[Chosen | None] | None:
         """Each with what was planned for another one's activations; asked for one by one, as somebody has time for it. None: no answers."""
         return self._answers((("states", dict(states), taken) for states, taken in asked), ("activations", other))
@@ -116,6 +121,8 @@ class Helpers:
     def _answers(
         self, questions: Iterable[tuple[Any, ...]], *before: tuple[Any, ...], heard: Callable[[Any, Any], None] = lambda *_: None
     ) -> list[Any] | None:
+        if not self.have_started(PATIENCE_SECONDS):
+            self.close()
         found: list[Any] = []
         left, lock = iter(questions), threading.Lock()
         told = [pickle.dumps(one) for one in before]
@@ -169,6 +176,7 @@ class _Worker:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(path)}, **pipes)  # type: ignore[call-overload]
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="tierwise helper")
+        self.started = self.thread.submit(self._hear)
         self._begun: list[Future[Any]] = []
 
     @property
@@ -186,6 +194,9 @@ class _Worker:
 
     def ask(self, what: bytes) -> Any:
         self.tell(what)
+        return self._hear()
+
+    def _hear(self) -> Any:
         return pickle.load(self._process.stdout)
 
     def close(self) -> None:

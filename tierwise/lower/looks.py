@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from ..ir import ON_DEVICE, Menu, Placement, When, peak_bytes
-from ..simulate import simulate
+from ..simulate import step_seconds
 from .choose import hull, recompute_everything
 from .helpers import Helpers
 from .image import Image, image, with_lasting
@@ -87,7 +87,7 @@ class Looks:
                 self._beside = peak - resident
                 lacks = peak + passing - problem.budget_bytes
                 if lacks <= 0 and host <= host_bytes:
-                    seconds = simulate(made.problem.with_budget(problem.budget_bytes), made.schedule).seconds
+                    seconds = step_seconds(made.problem.with_budget(problem.budget_bytes), made.schedule)
                     self.seconds[split] = seconds - self._saved_in(-lacks)
                     return split
             lighter = self._lighter(split, lacks)

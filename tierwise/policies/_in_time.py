@@ -59,7 +59,7 @@ class _Row:
         """What starts next, and when; None if that is not known yet."""
         head = self._waiting[0]
         ready = head.ready()
-        return None if ready is None else (max((ready, *(free.get(lane, 0.0) for lane in head.lanes))), head)
+        return None if ready is None else (_when_free(head.lanes, free, ready), head)
 
     def take(self, piece: Piece) -> None:
         self._waiting.popleft()
@@ -83,7 +83,7 @@ class _ByRank(_Row):
             self._count += 1
         if not self._coming and not self._there:
             return None
-        now = max((0.0, *(free.get(lane, 0.0) for lane in (self._there or self._coming)[0][-1].lanes)))
+        now = _when_free((self._there or self._coming)[0][-1].lanes, free)
         while self._coming and (self._coming[0][0] <= now or not self._there):
             ready, number, piece = heapq.heappop(self._coming)
             now = max(now, ready)
@@ -135,10 +135,18 @@ def run(pieces: Sequence[Piece]) -> list[Piece]:
         if not waiting[best]:
             del waiting[best], firsts[best]
         # What shares a lane with it may start later now; of a row without an order somebody else may, who waited for it.
+        taken = {*piece.lanes}
         for number, first in enumerate(firsts):
-            if first is not None and (isinstance(waiting[number], _ByRank) or any(lane in first[1].lanes for lane in piece.lanes)):
+            if first is not None and (not taken.isdisjoint(first[1].lanes) or isinstance(waiting[number], _ByRank)):
                 firsts[number] = None
     return found
+
+
+def _when_free(lanes: Sequence[str], free: Mapping[str, float], earliest: float = 0.0) -> float:
+    for lane in lanes:
+        if (when := free.get(lane, 0.0)) > earliest:
+            earliest = when
+    return earliest
 
 
 def over_by(row: Sequence[Piece], when: float) -> int:

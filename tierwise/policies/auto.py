@@ -20,7 +20,7 @@ from functools import cached_property
 
 from ..errors import BadInput, InfeasibleBudget, InvalidSchedule, MissingTier, OverCapacity, RecomputeLimit, TierwiseError
 from ..ir import Phase, Problem, Schedule, check_schedule, peak_bytes
-from ..simulate import lower_bound_seconds, simulate
+from ..simulate import lower_bound_seconds, step_seconds
 from ..units import format_bytes
 from . import capuchin, g10
 from ._gaps import Gap, build, device_bytes
@@ -279,7 +279,7 @@ class _Search:
 
     def offer(self, schedule: Schedule, made_by: str, knobs: Knobs | None = None) -> float:
         """How long the schedule takes; if that is the shortest so far and the judge has nothing against it, it is the answer so far."""
-        seconds = simulate(self.problem, schedule).seconds
+        seconds = step_seconds(self.problem, schedule)
         if seconds < self.best_seconds:
             check_schedule(self.problem, schedule)
             self.best, self.best_seconds, self.made_by = schedule, seconds, made_by

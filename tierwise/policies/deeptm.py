@@ -22,7 +22,7 @@ import numpy as np
 
 from ..errors import BadInput, InfeasibleBudget
 from ..ir import Problem, Role, Schedule
-from ..simulate import simulate
+from ..simulate import step_seconds
 from ..units import format_bytes, format_seconds
 from ._buckets import Buckets
 from ._fit import device_peak
@@ -124,4 +124,4 @@ class _Heat:
         swaps.force()
         swaps.pull_earlier()
         schedule = carry_out(problem, swaps.moves(), home=swaps.homes())
-        return simulate(problem, schedule).seconds, schedule
+        return step_seconds(problem, schedule), schedule

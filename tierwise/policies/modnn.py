@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from ..errors import BadInput
 from ..ir import Phase, Problem, Schedule
-from ..simulate import simulate
+from ..simulate import step_seconds
 from ._buckets import Buckets
 from ._fit import device_peak, largest_that_fits
 from ._gaps import Gap, Swap, build, gap_seconds, gaps
@@ -80,7 +80,7 @@ def plan(problem: Problem, *, pieces: int = 0, tier: str = "dram") -> Schedule:
         if kernels := kernels_with_room(problem, chosen):
             faster = build(problem, chosen, variants=kernels)
             schedule = faster if device_peak(problem, faster) <= problem.budget_bytes else schedule
-        tried.append((simulate(problem, schedule).seconds, len(tried), schedule))
+        tried.append((step_seconds(problem, schedule), len(tried), schedule))
     return min(tried)[2]
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from ..errors import InfeasibleBudget
 from ..ir import Problem, Schedule
-from ..simulate import simulate
+from ..simulate import step_seconds
 from ._room import fastest_with_room, has_kernels
 from ._stages import find
 
@@ -53,4 +53,4 @@ def plan(
                 raise
             break
         plans.append(fastest_with_room(problem, found))
-    return min(plans, key=lambda schedule: simulate(problem, schedule).seconds) if len(plans) > 1 else plans[0]
+    return min(plans, key=lambda schedule: step_seconds(problem, schedule)) if len(plans) > 1 else plans[0]

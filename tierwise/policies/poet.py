@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from ..errors import BadInput, InfeasibleBudget
 from ..ir import Problem, Schedule, peak_bytes
-from ..simulate import simulate
+from ..simulate import step_seconds
 from ..units import format_bytes
 from ._gap_program import GapProgram
 from ._gaps import Swap, build, gaps
@@ -90,7 +90,7 @@ class _Search:
         peaks = peak_bytes(self.problem, schedule)
         if any(peaks[tier.name] > tier.capacity_bytes for tier in self.problem.machine.tiers):
             return
-        seconds = simulate(self.problem, schedule).seconds
+        seconds = step_seconds(self.problem, schedule)
         if seconds < self.best_seconds:
             self.best, self.best_seconds, self.note = schedule, seconds, note
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from ..errors import InfeasibleBudget
 from ..ir import Graph, Op, Problem, Role, Schedule
-from ..simulate import simulate
+from ..simulate import step_seconds
 from ..units import format_bytes
 from ._fit import device_peak
 from ._gaps import build
@@ -51,7 +51,7 @@ def plan(problem: Problem, *, interval: int | None = None, trials: int = 3) -> S
     # First those whose tensors fit, then whoever is exposed least; of equals the shortest interval.
     ranked = sorted(walks, key=lambda walk: (not walk.fits, walk.exposed_seconds, walk.length))
     tried = [carry_out(problem, walk.moves, home=walk.homes) for walk in ranked[: max(1, trials)]]
-    return min(tried, key=lambda schedule: simulate(problem, schedule).seconds) if len(tried) > 1 else tried[0]
+    return min(tried, key=lambda schedule: step_seconds(problem, schedule)) if len(tried) > 1 else tried[0]
 
 
 def layers_of(graph: Graph) -> list[range]:

@@ -24,7 +24,7 @@ import numpy as np
 
 from ..errors import BadInput, InfeasibleBudget
 from ..ir import Problem, Role, Schedule, peak_bytes
-from ..simulate import simulate
+from ..simulate import step_seconds
 from ..units import format_bytes, format_seconds
 from ._gaps import build
 from ._heap import quarter_powers
@@ -148,7 +148,7 @@ class _Search:
         self.tries += 1
         schedule, seconds = swap_in_slots(self.problem, genes.order, self.memory.slots(genes.classes, genes.counts), tier=self.tier), float("inf")
         if schedule is not None and peak_bytes(self.problem, schedule)[self.tier] <= self.problem.machine.capacity(self.tier):
-            seconds = simulate(self.problem, schedule).seconds
+            seconds = step_seconds(self.problem, schedule)
         if self.tries == 1:
             self.first_seconds = seconds
         return _Individual(genes, seconds, schedule if seconds < float("inf") else None)

@@ -21,14 +21,23 @@ from dataclasses import dataclass
 from ..errors import InvalidSchedule
 from ..ir import Compute, Copy, Free, Op, Problem, Role, Schedule, Span, Step, Timeline
 from ..ir.schedule import AT_START, WORKSPACE, held_as
-from .memory import MemoryLog
+from .memory import MemoryLog, Unread
 
 MAX_PERIODS = 12  # a schedule whose periods still differ after so many alternates; the mean of the last two is then its period
 
 
 def simulate(problem: Problem, schedule: Schedule, most_periods: int = MAX_PERIODS) -> Timeline:
     """Predict one period of a legal schedule in its steady state, or the last of so many."""
-    clock = Clock(problem, schedule)
+    return _played(problem, schedule, most_periods, MemoryLog()).timeline()
+
+
+def step_seconds(problem: Problem, schedule: Schedule, most_periods: int = MAX_PERIODS) -> float:
+    """How long that period is, for whoever asks nothing else."""
+    return _played(problem, schedule, most_periods, Unread()).seconds()
+
+
+def _played(problem: Problem, schedule: Schedule, most_periods: int, log: MemoryLog) -> Clock:
+    clock = Clock(problem, schedule, log)
     previous: tuple[float, ...] | None = None
     for period in range(most_periods if problem.cyclic else 1):
         clock.begin_period()
@@ -40,7 +49,7 @@ def simulate(problem: Problem, schedule: Schedule, most_periods: int = MAX_PERIO
         if (period > 0 or not clock.skipped) and (clock.at_rest() or shape == previous):
             break
         previous = shape
-    return clock.timeline()
+    return clock
 
 
 @dataclass(slots=True)
@@ -55,7 +64,7 @@ class _Held:
 class Clock:
     """Plays steps one after the other and tells the time."""
 
-    def __init__(self, problem: Problem, schedule: Schedule) -> None:
+    def __init__(self, problem: Problem, schedule: Schedule, log: MemoryLog | None = None) -> None:
         graph, machine = problem.graph, problem.machine
         self.problem = problem
         self._nbytes = [s.nbytes for s in graph.storages]
@@ -83,7 +92,7 @@ class Clock:
         self._vacated: list[tuple[float, int, int]] = []  # (when, start, end) of freed ranges, with addresses
         self._now: dict[tuple[int, str], _Held] = {}  # lasting, and of this step
         self._before: dict[tuple[int, str], _Held] = {}  # of the step before
-        self._log = MemoryLog()
+        self._log = MemoryLog() if log is None else log
         self.spans: list[Span] = []
         self.step = 0
         self.period = -1
@@ -373,15 +382,17 @@ class Clock:
 
     # -- the answer ---------------------------------------------------------------------------------------------------------------
 
+    def seconds(self) -> float:
+        """Of the last period."""
+        if not self.problem.cyclic:
+            return max((span.end for span in self.spans), default=0.0)
+        if self.period + 1 >= MAX_PERIODS:
+            return (self.lanes[self._device] - self.period_starts[-2]) / 2
+        return self.lanes[self._device] - self.period_starts[-1]
+
     def timeline(self) -> Timeline:
         """What has been played of the last period, as a Timeline."""
-        origin = self.period_starts[-1]
-        if self.problem.cyclic:
-            seconds = self.lanes[self._device] - origin
-            if self.period + 1 >= MAX_PERIODS:
-                seconds = (self.lanes[self._device] - self.period_starts[-2]) / 2
-        else:
-            seconds = max((span.end for span in self.spans), default=0.0)
+        origin, seconds = self.period_starts[-1], self.seconds()
         tiers = tuple(tier.name for tier in self.problem.machine.tiers)
         peaks, curves = self._log.curves(tiers, origin, origin + seconds)
         spans = tuple(self.spans) if origin == 0 else tuple(Span(i, lane, a - origin, b - origin) for i, lane, a, b in self.spans)
