@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from toy_blocks import CPU, EVERYWHERE, IN_HOST, THROUGH, menu_with_moments
@@ -39,11 +40,11 @@ def test_what_the_cpu_sends_anyway_comes_in_time_from_host_memory():
     detail = Detail(question, lambda states: (0, 0), Clock(False))
     program = replace(keep_everything(question), states=states, update="backward", ahead=2)
     given = chosen(question, program)
-    found = detail.where_they_come_anyway(given)
+    found = detail.where_they_come_anyway(given, until=inf)
     assert found.program.states == {**states, "block2": IN_HOST}
     assert detail.seconds(found.program) < 0.9 * detail.seconds(program)
     alone = replace(given, program=replace(program, states={"block1": THROUGH}))
-    assert detail.where_they_come_anyway(alone) is alone  # the cpu makes nothing
+    assert detail.where_they_come_anyway(alone, until=inf) is alone  # the cpu makes nothing
     full = Detail(question, lambda states: (0, 10**9), Clock(False))
     assert full.seconds(program) is None  # host memory has no room for it
 
@@ -56,8 +57,11 @@ def test_as_many_gradients_wait_as_is_fastest():
     program = replace(keep_everything(question), states=dict.fromkeys(question.homes, THROUGH), update="backward", in_flight=1)
     given = chosen(question, program)
     detail = Detail(question, lambda states: (0, 0), Clock(False))
-    found = detail.in_time(given)
+    found = detail.in_time(given, until=inf)
     assert found.program == replace(program, in_flight=2)
     assert detail.seconds(found.program) < detail.seconds(program) - 0.1
     stays = replace(given, program=keep_everything(question))
-    assert detail.in_time(stays) is stays
+    assert detail.in_time(stays, until=inf) is stays
+    late = Detail(question, lambda states: (0, 0), Clock(counts=True))
+    assert late.in_time(given, until=0.0).program == program  # when time is over it is looked at, and no other
+    assert late.in_time(given, until=inf).program == found.program

@@ -10,6 +10,7 @@ from toy_blocks import EVERYWHERE, menu_with_moments
 from tierwise.errors import InvalidSchedule
 from tierwise.ir import check_schedule
 from tierwise.lower import choose_jointly, image, with_budget
+from tierwise.lower.clock import Clock
 from tierwise.simulate import simulate
 
 
@@ -28,6 +29,19 @@ def seconds_of(question, program) -> float:
     except InvalidSchedule:
         return float("inf")
     return simulate(made.problem, made.schedule).seconds
+
+
+@pytest.mark.parametrize("hbm", [110, 130])
+def test_a_search_without_time_is_over_with_the_first_plan(monkeypatch, hbm):
+    """Of sixteen blocks with 400 bytes that last, in memory in which activations have to leave; it took about twenty looks once. With more time a
+    better one is found."""
+    looks = []
+    monkeypatch.setattr(Clock, "tick", lambda clock, tick=Clock.tick: (looks.append(1), tick(clock)))
+    question = menu_with_moments(16, hbm=hbm)
+    question = replace(question, homes=dict.fromkeys(question.homes, EVERYWHERE))
+    first = choose_jointly(question, update="backward", tries=1)
+    assert first.program.sends and len(looks) <= 8
+    assert choose_jointly(question, update="backward", tries=20).seconds < 0.95 * first.seconds
 
 
 def test_activations_may_count_on_less_of_the_link_than_updates_leave_of_it(monkeypatch):

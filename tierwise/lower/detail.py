@@ -69,7 +69,7 @@ class Detail:
                 found.append((seconds, number, chosen))
         return min(found)[2] if found else best
 
-    def where_they_come_anyway(self, chosen: Chosen) -> Chosen:
+    def where_they_come_anyway(self, chosen: Chosen, until: float) -> Chosen:
         """The same, with parameters in host memory that the cpu updates and sends in every step: those of the last such module, or of all of them. On
         the device they come as soon as they are made, and others wait; from there they come in time."""
         states = chosen.program.states
@@ -78,16 +78,16 @@ class Detail:
         if not there:
             return chosen
         programs = [replace(chosen.program, states={**states, **moved}) for moved in ({}, dict([*there.items()][-1:]), there)]
-        return self._fastest(chosen, programs)
+        return self._fastest(chosen, programs, until)
 
-    def in_time(self, chosen: Chosen) -> Chosen:
+    def in_time(self, chosen: Chosen, until: float) -> Chosen:
         """The same, with parameters on their way as early, and with gradients of as many regions that wait, as is fastest."""
         if comes_and_goes(chosen.program):
             programs = [replace(chosen.program, ahead=ahead) for ahead in dict.fromkeys((chosen.program.ahead, *OTHERS_AHEAD))]
-            chosen = self._fastest(chosen, programs)
+            chosen = self._fastest(chosen, programs, until)
         if streams(chosen.program):
             programs = [replace(chosen.program, in_flight=some) for some in dict.fromkeys((chosen.program.in_flight, *OTHERS_IN_FLIGHT))]
-            chosen = self._fastest(chosen, programs)
+            chosen = self._fastest(chosen, programs, until)
         return chosen
 
     def faster(self, chosen: Chosen, known: Program) -> Chosen:
@@ -95,14 +95,21 @@ class Detail:
         seconds, least = self.seconds(known), self.seconds(chosen.program)
         return self.predicted(known) if seconds is not None and (least is None or seconds < least) else chosen
 
-    def _fastest(self, chosen: Chosen, programs: Sequence[Program]) -> Chosen:
-        self._look(programs)
-        found = [(seconds, number) for number, program in enumerate(programs) if (seconds := self.seconds(program)) is not None]
+    def _fastest(self, chosen: Chosen, programs: Sequence[Program], until: float) -> Chosen:
+        """As many as there is time for, the first anyway."""
+        found: list[tuple[float, int]] = []
+        if self._clock.now() < until:
+            self._look(programs)
+        for number, program in enumerate(programs):
+            if number and self._clock.now() > until and self._found(program) is None:
+                break
+            if (seconds := self.seconds(program)) is not None:
+                found.append((seconds, number))
         return replace(chosen, program=programs[min(found)[1]]) if found else chosen
 
     def _look(self, programs: Sequence[Program]) -> None:
         """At all of them at a time, if there is somebody to do it."""
-        unknown = [program for program in programs if all(program != other for other, _ in self._known)]
+        unknown = [program for program in programs if self._found(program) is None]
         if self._others and len(unknown) > 1:
             found = self._others.seconds((program, self.taken(program)) for program in unknown)
             self._known += zip(unknown, found, strict=True) if found is not None else ()
@@ -117,12 +124,15 @@ class Detail:
 
     def seconds(self, program: Program) -> float | None:
         """Between what it takes on this host and on a slower one. None: it does not fit."""
-        for other, seconds in self._known:
-            if other == program:
-                return seconds
-        self._clock.tick()
-        self._known.append((program, self._seconds_if_below(program)))
-        return self._known[-1][1]
+        if (found := self._found(program)) is None:
+            self._clock.tick()
+            found = program, self._seconds_if_below(program)
+            self._known.append(found)
+        return found[1]
+
+    def _found(self, program: Program) -> tuple[Program, float | None] | None:
+        """What is known of it."""
+        return next((known for known in self._known if known[0] == program), None)
 
     def better(self, program: Program, than: Looked) -> Looked | None:
         """Of one that is drawn. Most are no better, as a rough look finds."""

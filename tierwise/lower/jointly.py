@@ -51,8 +51,9 @@ OUT_OF_SIGHT = 1.02  # of the best plan's time: what is near it is not better
 NEAR = 1.02  # of what no plan could beat: what is left to gain is not worth looking for
 WORTH_HELP = 3.0  # seconds of planning: other processes take half a second to start
 QUICK_SHARE = 0.8  # of the time, for a plan that nobody looks at in detail; what is left is for what comes before and after
-SEARCHED_SHARE, DETAILED_SHARE, DRAWN_SHARE = 0.5, 0.6, 0.95  # of the time: until there is one, was looked at in detail, and was changed by chance
+SEARCHED_SHARE, DETAILED_SHARE, DRAWN_SHARE = 0.75, 0.8, 0.95  # of the time: until there is one, was looked at in detail, and was changed by chance
 SEARCHED_BY_MANY, DETAILED_BY_MANY = 0.4, 0.5  # the same where others look, too: by then they have looked at what is near the best
+TIMELY_SHARE = 0.85  # of the time, until other times for parameters and gradients are tried
 LOOKS_SHARE, LOOKED_AT = 0.25, 4  # of the time for quick looks at splits; and how many of the best by these are planned
 WORTH_PLANNING = 1.04  # of the best look: plans are about as far apart as looks are
 SETTLED_SHARE = 0.65  # of the time, until activations are sent
@@ -102,11 +103,13 @@ def choose_jointly(
             if missing <= 0 and detailed:
                 detail = Detail(whole, takes, clock, others, compact=menu)
                 found = detail.first(found, search.tries.near(found), began + looked_at * seconds)
-                found = detail.in_time(detail.where_they_come_anyway(found) if fixed is None else found)
+                until = began + TIMELY_SHARE * seconds
+                found = detail.in_time(detail.where_they_come_anyway(found, until) if fixed is None else found, until)
                 if known is not None:
                     found = detail.faster(found, known)
                 if fixed is None:
-                    found = detail.in_time(Chance(whole, detail, clock, others).better(found, began + DRAWN_SHARE * seconds))
+                    found = Chance(whole, detail, clock, others).better(found, began + DRAWN_SHARE * seconds)
+                    found = detail.in_time(found, began + seconds)
                 found = detail.truly(found)
         if missing <= 0:
             break
@@ -219,19 +222,17 @@ class _Search:
         promising = [*self._seeds] or self._promising
         self._begin_to_send()
         looked_at = self._looked_at(promising)
-        if not looked_at and not self.tries.may_fit(Split(count, count)):  # nothing is lighter than that
-            self.tries.at(Split())  # which says what is needed
-            self.around.refuse()
+        if not looked_at:
+            self._begin_barely(promising)
+            if self.tries.best() is None and not self.tries.may_fit(Split(count, count)):  # nothing is lighter than that
+                self.tries.at(Split())  # which says what is needed
+                self.around.refuse()
         seconds = self.looks.seconds
         near = [split for split in looked_at if seconds[split] <= seconds[looked_at[0]] * WORTH_PLANNING]
         first = {split.state: split for split in reversed(near)}  # those with as much state elsewhere are much alike
         promising = sorted(first.values(), key=seconds.__getitem__)[:LOOKED_AT] or promising
-        self.tries.at_all([(split, False) for split in promising], self.others)
-        for split in promising:
-            if self.tries.at(split, (False,)) is None and split.held:
-                self.tries.at(replace(split, held=0.0), (False,))
-        if self.tries.best() is not None:
-            self.tries.until(SETTLED_SHARE, self._exchange)
+        if looked_at:
+            self._plan_without_sending(promising)
         if self.others:
             self._sent_by_others()
         else:
@@ -300,10 +301,25 @@ class _Search:
         """And whether activations are sent in them."""
         return Seeds(self.menu, self.splits, self.facts, self.update, float(self.may_hold)).within(self._room, self.tries.is_over)
 
+    def _plan_without_sending(self, splits: Sequence[Split]) -> None:
+        self.tries.at_all([(split, False) for split in splits], self.others)
+        for split in splits:
+            if self.tries.at(split, (False,)) is None and split.held:
+                self.tries.at(replace(split, held=0.0), (False,))
+        if self.tries.best() is not None:
+            self.tries.until(SETTLED_SHARE, self._exchange)
+
+    def _begin_barely(self, splits: Sequence[Split]) -> None:
+        """With the first of these, or else with all parameters elsewhere, in which calls keep nothing on the device: that takes a tenth of the time
+        of a plan of activations."""
+        for split in splits:
+            if any(self.tries.barely(one) is not None for one in (split, replace(split, parameters=split.state))):
+                return
+
     def _send(self) -> None:
         """With activations sent, where the linear programs send some."""
         for split in self._sending_seeds:
-            found = self.senders.near(split)
+            found = None if self.tries.is_over() and self.tries.best() is not None else self.senders.near(split)
             if found is not None and self._is_out_of_sight(found[1]):
                 return
 

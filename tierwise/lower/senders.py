@@ -18,7 +18,7 @@ class Senders:
     def near(self, split: Split) -> tuple[Split, Chosen] | None:
         """Where a split of the linear programs does not fit they count on memory that is not there: of it, and of all others, all parameters leave,
         and then as many come back as have room. None: it does not fit even so."""
-        self._fits = self._fits and self._tries.at(split, (True,)) is not None
+        self._fits = self._fits and self._tries.barely(split) is not None and self._tries.at(split, (True,)) is not None
         split = split if self._fits else self._with_parameters_back(replace(split, parameters=split.state), split.parameters)
         found = self._tries.tried.get((split, True)) or self._tries.borrowed.get(split)
         if found is None:

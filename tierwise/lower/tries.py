@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 
-from ..ir import CallPlan, Menu, Placement
+from ..ir import INPUTS, CallPlan, Menu, Placement
 from .around import Around
-from .choose import Chosen, keep_everything
+from .choose import Chosen, keep_everything, recompute_everything
 from .clock import Clock
 from .helpers import Helpers, Taken
 from .splits import Split, Splits
@@ -74,9 +77,19 @@ class Tries:
                 self.tried[split, sends] = chosen
                 self.clock.tick()
 
+    def barely(self, split: Split) -> Chosen | None:
+        """A split with all activations made again, from inputs that are sent. None: it does not fit, nor does it with others that are sent."""
+        return self.with_activations_of(split, self._least) if self.tiers else None
+
+    @cached_property
+    def _least(self) -> Chosen:
+        made = recompute_everything(self.menu)
+        calls = {call: replace(plan, sent=(INPUTS,), tier=self.tiers[0]) for call, plan in made.calls.items()}
+        return Chosen(replace(made, calls=calls), math.inf, 0, 0)
+
     def may_fit(self, split: Split) -> bool:
         """Whether there is a plan for it, be it a good one or not; or there might be with more host memory."""
-        return any(self._planned(split, tiers) is not None for tiers in ((), self.tiers)) or bool(self.around.lacks)
+        return any(self.at(split, (sends,)) is not None for sends in BOTH) or bool(self.around.lacks)
 
     def with_activations_of(self, split: Split, other: Chosen) -> Chosen | None:
         """A split with what was planned for another one's activations, if that fits."""
