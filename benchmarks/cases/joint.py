@@ -3,15 +3,13 @@
 Calls take what they took on an H200, where a plan that was made for one ran; all else is what the profile of that machine says. The bound is that of
 `fit`, in the memory that plans have. "State alone" is placed by hand, every block checkpointed, as in cases/states.py.
 
-    python -m benchmarks.cases.joint --seconds 60 [--rows "8 GB" "24 GiB"] [--profile] [--dry]
+    python -m benchmarks.cases.joint --seconds 60 [--rows "8 GB" "24 GiB"] [--dry]
 """
 
 from __future__ import annotations
 
 import argparse
-import cProfile
 import json
-import pstats
 import shlex
 import sys
 import time
@@ -20,12 +18,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks import results
-from benchmarks.cases.states import LARGE, SHAPE, Way, _loss, _model, placements, ways
+from benchmarks.cases.states import LARGE, SHAPE, Way, _model, _with_loss, placements, ways
 
 NEEDS = ""
-NAME, ALONE = "auto", "state alone"
+NAME, BASELINE = "auto", "state alone"
 MACHINE = "h200"
-PARTS = ("compiled", "7b")
+MODELS = ("compiled", "7b")  # parts of cases/states.py
 ROOM = 0.98  # of the budget, as fit plans
 HOST_BYTES = 120 << 30
 SECONDS = 60.0
@@ -61,15 +59,7 @@ class Steps:
         llama = _model(shape, "meta", compiled=False).to(torch.bfloat16)
         llama.gradient_checkpointing_disable()
 
-        class Step(torch.nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.llama = llama
-
-            def forward(self, tokens: Any) -> Any:
-                return _loss(self.llama, tokens)
-
-        self.part, self.model, self.compiled = part, Step().train(), part == "compiled"
+        self.part, self.model, self.compiled = part, _with_loss(llama), part == "compiled"
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.machine, self.device = machines.load(MACHINE), NullDevice(1 << 40)
         self.session, self.below = Session(self.model, self.device, lambda args, kwargs: None), Below(self.device, host_limit_bytes=HOST_BYTES)
@@ -115,8 +105,8 @@ class Steps:
         return Question(menu, takes, lasting.counting, bound)
 
 
-def run(seconds: float, only: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    for part in PARTS:
+def run(seconds: float = SECONDS, only: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+    for part in MODELS:
         wanted = [way for way in ways() if way.part == part and way.fitted and (only is None or way.name.removeprefix("fit, ") in only)]
         steps = Steps(part) if wanted else None
         for way in wanted:
@@ -124,7 +114,7 @@ def run(seconds: float, only: Sequence[str] | None = None) -> Iterator[dict[str,
             question, budget = steps.within(way.budget_bytes), way.name.removeprefix("fit, ")
             case = f"{way.case.split(',')[0]} in {budget}"
             about = {"case": case, "budget_bytes": way.budget_bytes, "bound_seconds": question.bound_seconds}
-            by_hand = next((other for other in ways() if other.part == part and other.name == f"{ALONE}, {budget}"), None)
+            by_hand = next((other for other in ways() if other.part == part and other.name == f"{BASELINE}, {budget}"), None)
             for found in (planned(question, seconds), *([alone(question, by_hand, steps)] if by_hand is not None else [])):
                 yield about | found | {"times_bound": found["seconds"] / question.bound_seconds}
 
@@ -152,26 +142,22 @@ def alone(question: Question, way: Way, steps: Steps) -> dict[str, Any]:
     ample = with_budget(question.menu, 1 << 40)
     made = image(ample, replace(recompute_everything(ample), states=states, update="backward"))
     found = predicted(made, 1 << 40)
-    return {"way": ALONE, "seconds": found.seconds, "peak_bytes": found.peak_bytes}
+    return {"way": BASELINE, "seconds": found.seconds, "peak_bytes": found.peak_bytes}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cases.joint", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of planning, for each row")
     parser.add_argument("--rows", nargs="*", help='only these budgets, such as "8 GB"')
-    parser.add_argument("--profile", action="store_true", help="where the time of planning goes; keeps nothing")
     parser.add_argument("--dry", action="store_true", help="print and keep nothing")
     given = parser.parse_args()
-    profile = cProfile.Profile()
     found = []
     for row in run(given.seconds, given.rows):
         found.append(row)
         print(json.dumps(row), flush=True)
-    if given.profile:
-        pstats.Stats(profile).sort_stats("tottime").print_stats(40)
-    if not given.dry and not given.profile:
+    if not given.dry:
         command = shlex.join(["python", "-m", "benchmarks.cases.joint", *sys.argv[1:]])
-        print("wrote", results.write("joint", found, machine="simulated", command=command, baseline=ALONE))
+        print("wrote", results.write("joint", found, machine="simulated", command=command, baseline=BASELINE))
         (results.HERE / "RESULTS.md").write_text(results.page(), encoding="utf-8")
 
 

@@ -158,15 +158,7 @@ def fitted_row(way: Way, given: argparse.Namespace, device: Any) -> dict[str, An
     llama = _model(shape, given.device, compiled=False)
     llama.gradient_checkpointing_disable()
 
-    class Step(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.llama = llama
-
-        def forward(self, tokens: Any) -> Any:
-            return _loss(self.llama, tokens)
-
-    model = Step().train()
+    model = _with_loss(llama)
     tokens = _tokens(shape, device)
     _untouched(model, model, tokens)
     baseline_bytes = _resident_bytes()
@@ -465,6 +457,21 @@ def _loss(model: Any, tokens: Any) -> Any:
     hidden = model.model(input_ids=tokens).last_hidden_state
     total = sum(checkpoint(tail, hidden[n, :-1], tokens[n, 1:], use_reentrant=False) for n in range(len(tokens)))
     return total / (tokens.numel() - len(tokens))
+
+
+def _with_loss(llama: Any) -> Any:
+    """As a module whose forward is a step's."""
+    import torch
+
+    class Step(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.llama = llama
+
+        def forward(self, tokens: Any) -> Any:
+            return _loss(self.llama, tokens)
+
+    return Step().train()
 
 
 def _untouched(model: Any, loss_of: Callable[[Any], Any], tokens: Any) -> None:
