@@ -232,7 +232,7 @@ def test_a_saved_training_goes_on_in_another_budget():
     model, optimizer = model_and_optimizer(blocks=FEW)
     model.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
-    with fitting(model, optimizer=optimizer, budget=800 * KIB):
+    with fitting(model, optimizer=optimizer, budget=1200 * KIB):
         losses = []
         for number in (2, 3):
             loss = model(**batch(10 * number))

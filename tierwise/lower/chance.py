@@ -72,8 +72,9 @@ class Chance:
 
     def better(self, chosen: Chosen, until: float) -> Chosen:
         """The best that was found by then."""
-        looked = self._detail.looked(chosen.program) if chosen.program.states else None
-        if looked is None or not any(self._weights):
+        may = chosen.program.states and any(self._weights) and self._clock.now() < until
+        looked = self._detail.looked(chosen.program) if may else None
+        if looked is None:
             return chosen
         best = _Best(chosen.program, looked, self._paths)
         lean, almost = self._lean(chosen.program), Looked(*(AS_FAST * seconds for seconds in looked))

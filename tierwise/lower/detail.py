@@ -96,10 +96,11 @@ class Detail:
         return self.predicted(known) if seconds is not None and (least is None or seconds < least) else chosen
 
     def _fastest(self, chosen: Chosen, programs: Sequence[Program], until: float) -> Chosen:
-        """As many as there is time for, the first anyway."""
+        """Of as many as there is time for."""
+        if self._clock.now() > until:
+            return chosen
         found: list[tuple[float, int]] = []
-        if self._clock.now() < until:
-            self._look(programs)
+        self._look(programs)
         for number, program in enumerate(programs):
             if number and self._clock.now() > until and self._found(program) is None:
                 break
