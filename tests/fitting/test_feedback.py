@@ -26,7 +26,7 @@ from tierwise.simulate import simulate
 @pytest.fixture(scope="module", name="plan")
 def plan_with_placed_state():
     model, optimizer = model_and_optimizer()
-    with fitting(model, optimizer=optimizer, budget="1200KiB") as found:
+    with fitting(model, optimizer=optimizer, budget="1500KiB") as found:
         return found.prepare((), batch(0))
 
 
@@ -246,7 +246,7 @@ def test_state_moves_for_a_plan_made_again(monkeypatch, caplog, has_room):
     model, optimizer = model_and_optimizer()
     losses, weights, state = untouched(steps=12)
     on_cpu = lambda plan: sum(place.update == "cpu" for place in plan.program.states.values())  # noqa: E731
-    with caplog.at_level(logging.WARNING, "tierwise"), fitting(model, optimizer=optimizer, budget="1200KiB") as found:
+    with caplog.at_level(logging.WARNING, "tierwise"), fitting(model, optimizer=optimizer, budget="1600KiB") as found:
         first = found.prepare((), batch(0))
         slow = 50 * first.predicted.busy_seconds()["cpu"]
         monkeypatch.setattr(
@@ -282,7 +282,7 @@ def test_the_plan_that_runs_stays_if_no_other_can_be_made(monkeypatch):
     monkeypatch.setattr(fitted.Fitted, "measured", property(lambda found: replace(found.current.predicted, spans=(), seconds=1.0)))
     monkeypatch.setattr(fitted.Fitted, "_other_bytes", lambda found, prepared: sum(other))
     model, optimizer = model_and_optimizer()
-    with fitting(model, optimizer=optimizer, budget="1200KiB") as found:
+    with fitting(model, optimizer=optimizer, budget="1600KiB") as found:
         for number in range(14):
             model(**batch(number)).backward()
             optimizer.step()
@@ -472,7 +472,7 @@ def test_what_is_between_regions_is_not_blamed_for_what_updates_hold_up(plan):
 def test_the_cpu_says_how_long_it_is_at_updates():
     """Each step updates everything once; what the cpu is at in a step is less than the step, and more than nothing."""
     model, optimizer = model_and_optimizer()
-    with fitting(model, optimizer=optimizer, budget="1200KiB") as found:
+    with fitting(model, optimizer=optimizer, budget="1600KiB") as found:
         found.prepare((), batch(0))
         assert found.meter.cpu_seconds() is None
         began = time.perf_counter()

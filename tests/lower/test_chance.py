@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from toy_blocks import CPU, EVERYWHERE, IN_HOST, KEEP, THROUGH, menu_with_moments
 
 from tierwise.ir import ON_DEVICE, Compute, Menu, Placement, When, check_schedule, peak_bytes
@@ -45,9 +46,14 @@ def test_the_state_that_had_better_stay_is_found_by_an_exchange():
 
 def test_two_searches_of_so_many_tries_are_equal_and_more_are_no_worse():
     question, given = given_plan(recompute_everything, {"block0": THROUGH, "block1": CPU, "block2": IN_HOST, "block3": CPU}, cpu_seconds=2.0)
-    assert better(question, given, tries=0) is given
     few, again, many = (better(question, given, tries) for tries in (40, 40, 120))
     assert few == again and many.seconds <= few.seconds <= given.seconds
+
+
+def test_when_time_is_over_nothing_is_looked_at(monkeypatch):
+    question, given = given_plan(recompute_everything, {"block0": THROUGH, "block1": CPU})
+    monkeypatch.setattr(Detail, "looked", lambda detail, program: pytest.fail("it was looked at"))
+    assert better(question, given, tries=0) is given
 
 
 def test_room_that_calls_do_not_need_is_for_state():
