@@ -78,7 +78,7 @@ class Tries:
                 self.clock.tick()
 
     def barely(self, split: Split) -> Chosen | None:
-        """A split with all activations made again, from inputs that are sent. None: it does not fit, nor does it with others that are sent."""
+        """A split with all activations made again, from inputs that are sent. None: it does not fit, and hardly would with others that are sent."""
         return self.with_activations_of(split, self._least) if self.tiers else None
 
     @cached_property
