@@ -179,6 +179,35 @@ def test_never_without_a_plan_where_another_policy_has_one(problem, share):
     assert simulate(problem, auto.plan(problem)).seconds <= 1.005 * min(fits)
 
 
+def test_what_lasts_and_has_no_room_is_not_planned_around():
+    """Three layers with 15 bytes each that last; the state of two of them elsewhere leaves 25, and 15 for one's state and gradient on the way."""
+    problem = chain(3, activation_bytes=0, weight_bytes=5, state_bytes=10).with_budget(44)
+    search = auto._Search(problem, "dram", "cpu", float("inf"), 10)
+    here, elsewhere = auto.Knobs(early=True), auto.Knobs(early=True, streamed=0.6)
+    assert [search._shape(knobs).reshaped.stays_bytes for knobs in (here, elsewhere)] == [45, 25]
+    assert search.seconds(here) == float("inf")
+    assert not search._simulated
+    assert search.seconds(elsewhere) < float("inf")
+    assert len(search._simulated) == 1
+
+
+def test_a_plan_that_is_a_little_too_large_is_made_again_in_less(monkeypatch):
+    problem = chain(6).with_budget(60)
+    large, small = build(problem), auto._dropped(problem, auto.Knobs(), lambda: False)
+    over, asked = peak_bytes(problem, large)[HBM] - 60, []
+
+    def planned(self, knobs, is_over, less_bytes=0):
+        asked.append(less_bytes)
+        return small if less_bytes else large
+
+    monkeypatch.setattr(auto._Shape, "plan", planned)
+    monkeypatch.setattr(auto, "LITTLE", 2.0)
+    assert auto._Search(problem, "dram", "cpu", float("inf"), 10).seconds(auto.Knobs()) == simulate(problem, small).seconds
+    assert asked == [0, over + 24]  # a fifth of what is little
+    monkeypatch.setattr(auto, "LITTLE", 0.01)
+    assert auto._Search(problem, "dram", "cpu", float("inf"), 10).seconds(auto.Knobs()) == float("inf")
+
+
 def test_where_what_lasts_has_no_room_anywhere_nobody_is_asked(monkeypatch):
     """Two layers with 15 bytes each that last: 19 of them on the device and 6 on disk leave 5 for host memory, which has 4."""
     problem = chain(2, weight_bytes=5, state_bytes=10, on=machine(hbm=100, dram=4, nvme=6)).with_budget(19)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..ir import Compute, Free, Graph, Phase, Problem, Role, Schedule, Step
 from ._lineage import last_replays
@@ -258,23 +258,36 @@ class Victim:
 Score = Callable[[Victim], tuple[float, ...]]
 
 
-def evict_in_order(nodes: Nodes, capacity: int, score: Score) -> list[list[int]] | None:
+def evict_in_order(nodes: Nodes, capacity: int, score: Score, is_over: Callable[[], bool] = lambda: False) -> list[list[int]] | None:
     """Run the program within `capacity` units; where it is short, drop what has the lowest score, and make it again when it is read.
 
-    Returns the nodes of each stage, or None if it gets stuck.
+    Returns the nodes of each stage, or None if it gets stuck or its time is over.
     """
-    return _Eviction(nodes, capacity, score).run()
+    return _Eviction(nodes, capacity, score).run(is_over)
+
+
+@dataclass(slots=True)
+class _Candidate:
+    victim: Victim | None = None  # None: it cannot go
+    score: tuple[float, ...] | None = None
 
 
 class _Eviction:
+    """What could go is asked for whenever memory is short, so what it takes to make a parcel again is remembered, until one of those that were looked
+    at for it comes, goes or is read."""
+
     def __init__(self, nodes: Nodes, capacity: int, score: Score) -> None:
         self.nodes, self.capacity, self.score = nodes, capacity, score
         self.here = {parcel for parcel, home in nodes.home.items() if home == -1}
         self.held = sum(nodes.size[parcel] for parcel in self.here)
+        self._candidates: dict[int, _Candidate] = {}
+        self._looked_at_for: dict[int, set[int]] = {}  # by parcel: candidates
 
-    def run(self) -> list[list[int]] | None:
+    def run(self, is_over: Callable[[], bool]) -> list[list[int]] | None:
         stages: list[list[int]] = []
         for stage in range(len(self.nodes)):
+            if is_over():
+                return None
             again = self._missing(self.nodes.nodes[stage].reads, stage)
             if again is None:
                 return None
@@ -287,20 +300,25 @@ class _Eviction:
                 if not self._room_for(index, stage, waiting):
                     return None
                 self._compute(index, stage, waiting)
+            for parcel in self.nodes.nodes[stage].reads:
+                self._forget(parcel)
             stages.append(order)
         return stages
 
-    def _missing(self, parcels: Sequence[int], stage: int, without: int = -1) -> set[int] | None:
-        """The nodes to run again in a stage to have these parcels; None if that cannot be."""
+    def _missing(self, parcels: Sequence[int], stage: int, without: int = -1, looked_at: set[int] | None = None) -> set[int] | None:
+        """The nodes to run again in a stage to have these parcels; None if that cannot be. `looked_at`: where to note what that depends on."""
+        nodes, here = self.nodes.nodes, self.here
         found: set[int] = set()
-        pending = [s for s in parcels if s not in self.here or s == without]
+        pending = [s for s in parcels if s not in here or s == without]
         while pending:
             home = self.nodes.home[pending.pop()]
-            if home == -1 or home >= stage or self.nodes.nodes[home].again_until < stage:
+            if home == -1 or home >= stage or nodes[home].again_until < stage:
                 return None
             if home not in found:
                 found.add(home)
-                pending.extend(s for s in self.nodes.nodes[home].reads if s not in self.here or s == without)
+                pending += [s for s in nodes[home].reads if s not in here or s == without]
+                if looked_at is not None:
+                    looked_at.update(nodes[home].reads)
         return found
 
     def _next_use(self, parcel: int, stage: int) -> int | None:
@@ -321,29 +339,48 @@ class _Eviction:
     def _victim(self, stage: int, waiting: dict[int, int]) -> int | None:
         best: tuple[tuple[float, ...], int] | None = None
         for parcel in self.here:
-            next_use = self._next_use(parcel, stage)
-            if waiting.get(parcel) or next_use is None or not self.nodes.size[parcel]:
+            if waiting.get(parcel) or not self.nodes.size[parcel]:
                 continue
-            again = self._missing([parcel], next_use, without=parcel)
-            if again is None:
+            candidate = self._candidates.get(parcel) or self._candidate(parcel, stage)
+            if candidate.victim is None:
                 continue
-            victim = Victim(parcel, stage, next_use, self._seconds(again), self._seconds(again | self._made_from(parcel, stage)))
-            scored = self.score(victim)
-            if best is None or (scored, parcel) < best:
-                best = (scored, parcel)
+            if candidate.score is None or candidate.victim.now != stage:
+                candidate.victim = replace(candidate.victim, now=stage)
+                candidate.score = self.score(candidate.victim)
+            if best is None or (candidate.score, parcel) < best:
+                best = (candidate.score, parcel)
         return None if best is None else best[1]
+
+    def _candidate(self, parcel: int, stage: int) -> _Candidate:
+        found, looked_at = _Candidate(), {parcel}
+        if (next_use := self._next_use(parcel, stage)) is not None:
+            again = self._missing([parcel], next_use, without=parcel, looked_at=looked_at)
+            if again is not None:
+                around = again | self._made_from(parcel, stage, looked_at)
+                found.victim = Victim(parcel, stage, next_use, self._seconds(again), self._seconds(around))
+        self._candidates[parcel] = found
+        for other in looked_at:
+            self._looked_at_for.setdefault(other, set()).add(parcel)
+        return found
+
+    def _forget(self, parcel: int) -> None:
+        """What was known of those for which it was looked at."""
+        for candidate in self._looked_at_for.pop(parcel, ()):
+            self._candidates.pop(candidate, None)
 
     def _seconds(self, nodes: set[int]) -> float:
         return sum(self.nodes.nodes[node].seconds for node in sorted(nodes))
 
-    def _made_from(self, parcel: int, stage: int) -> set[int]:
-        """The nodes that make, from this parcel, parcels that are gone and will be read."""
+    def _made_from(self, parcel: int, stage: int, looked_at: set[int]) -> set[int]:
+        """The nodes that make, from this parcel, parcels that are gone and will be read. `looked_at`: where to note what that depends on."""
         found: set[int] = set()
         pending = [parcel]
         while pending:
             for reader in self.nodes.readers[pending.pop()]:
                 if reader < stage and reader not in found:
-                    gone = [p for p in self.nodes.nodes[reader].makes if p not in self.here and self._next_use(p, stage) is not None]
+                    makes = self.nodes.nodes[reader].makes
+                    looked_at.update(makes)
+                    gone = [p for p in makes if p not in self.here and self._next_use(p, stage) is not None]
                     if gone:
                         found.add(reader)
                         pending.extend(gone)
@@ -355,6 +392,7 @@ class _Eviction:
             if parcel not in self.here:
                 self.here.add(parcel)
                 self.held += self.nodes.size[parcel]
+                self._forget(parcel)
         for parcel in node.consumes:
             self._leave(parcel)
         for parcel in node.reads:
@@ -368,3 +406,4 @@ class _Eviction:
     def _leave(self, parcel: int) -> None:
         self.here.discard(parcel)
         self.held -= self.nodes.size[parcel]
+        self._forget(parcel)

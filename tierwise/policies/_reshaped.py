@@ -57,8 +57,7 @@ class Reshaped:
     @cached_property
     def problem(self) -> Problem:
         graph, costs = self.step.graph, self.step.costs
-        weightless = {s for op in (*self.moved, *self.streamed) for s in own_state(graph, op)} | self._parameters
-        held = self._held_ahead
+        weightless, held = self._weightless, self._held_ahead
         ops = tuple(_together([graph.ops[op] for op in group], place, held[place]) for place, group in enumerate(self.places))
         storages = tuple(replace(s, nbytes=0) if s.id in weightless else s for s in graph.storages)
         names = [processor.name for processor in self.step.machine.processors]
@@ -78,6 +77,17 @@ class Reshaped:
             replace(graph, ops=ops, storages=storages), _slower(self.step.machine, self.lane_share), Costs(seconds, costs.codecs, variants),
             self.step.cyclic,
         )  # fmt: skip
+
+    @cached_property
+    def stays_bytes(self) -> int:
+        """What lasts and is on the device all the time."""
+        storages = self.step.graph.storages
+        return self.step.graph.lasting_bytes - sum(storages[s].nbytes for s in self._weightless)
+
+    @cached_property
+    def _weightless(self) -> set[int]:
+        """What the planner does not hear of: state that lives elsewhere, and parameters."""
+        return {s for op in (*self.moved, *self.streamed) for s in own_state(self.step.graph, op)} | self._parameters
 
     def _state_bytes(self, op: int) -> int:
         return sum(self.step.graph.storages[s].nbytes for s in own_state(self.step.graph, op))

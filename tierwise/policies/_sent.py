@@ -65,14 +65,15 @@ def placed(problem: Problem, order: Sequence[Gap], count: int, tier: str, *, lan
         if gap.nbytes <= room:
             chosen.append(gap)
             room -= gap.nbytes
-    return tuple(_in_time_for(problem, sent, held) for sent in lane.place(problem, chosen))
+    budget = problem.budget_bytes
+    short = [place for place, nbytes in enumerate(held) if nbytes > budget]
+    return tuple(_in_time_for(sent, short) for sent in lane.place(problem, chosen))
 
 
-def _in_time_for(problem: Problem, sent: Sent, held: Sequence[int]) -> Sent:
-    """Gone where memory is short, and back behind that, even if the device must wait."""
-    short = [place for place in range(sent.gap.start + 1, sent.gap.end) if held[place] > problem.budget_bytes]
-    gone, back = min(sent.gone, short[0]), max(sent.back, short[-1] + 1)
-    return Sent(sent.gap, gone, min(back, sent.gap.end))
+def _in_time_for(sent: Sent, short: Sequence[int]) -> Sent:
+    """Gone where memory is short, and back behind that, even if the device must wait. `short`: places, in order."""
+    first, last = short[bisect_right(short, sent.gap.start)], short[bisect_left(short, sent.gap.end) - 1]
+    return Sent(sent.gap, min(sent.gone, first), min(max(sent.back, last + 1), sent.gap.end))
 
 
 @dataclass(frozen=True, slots=True)

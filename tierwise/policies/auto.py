@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -42,13 +42,16 @@ TURN_SHARE = 0.9  # and for turning knobs, with these
 FLOOR_SHARE, SLOW_OPS = 0.7, 200  # until when others are asked about steps for which they may take seconds
 SLOW = 0.08  # of the time, for one try
 EVERYTHING = 1e9  # more seconds of the cpu than all updates take
-FIRST_SHARE = 0.4  # of the time or tries, for the first guesses
+FIRST_SHARE, FIRST_OF_LARGE = 0.4, 0.7  # of the time or tries, for the first guesses
 MOST, MOST_OF_LARGE = 0.95, 0.85  # of the time, for the search: the answer is judged afterwards, which takes longer the larger a step is
 CPU_STEPS, STREAM_STEPS = (0.2, 0.1, 0.05, 0.025), (0.25, 0.125, 0.06, 0.03)
+LITTLE = 0.05  # of the budget
 LIGHT = 0.03  # of the budget: state that is not worth moving for its bytes; a tenth of it of the step, updates not worth it for their time
 LEAST_SHARE = 0.1  # of a link, that activations may always count on
 FEW_OPS = 600  # up to which every op is a node of its own when activations are dropped; beyond, while knobs are turned, runs of ops are
 NODES = 300
+TIGHT = 0.8  # of the budget
+MOST_OF_THE_CPU = 0.65  # of all updates, for the cpu, where the rest is streamed
 MANY_OPS = 2500  # beyond, policies that swap op by op take longer than all the rest, and are asked only if there is no other plan
 SMALL = 24  # ops, of a step small enough for integer programs
 SMALL_SECONDS = 2.0  # for each of them
@@ -142,10 +145,14 @@ class _Search:
         fine, self.large = ops <= FEW_OPS, ops > MANY_OPS
         if len(self.problem.graph.ops) <= SMALL:
             self.max_tries = min(self.max_tries, SMALL_TRIES)
-        starts = []
-        for knobs in self._starts():
+        starts = [replace(knobs, fine=fine) for knobs in self._starts()]
+        first_share = FIRST_OF_LARGE if self.large else FIRST_SHARE
+        for knobs in sorted(starts, key=self._is_tight) if self.large else starts:
+            if not (self.is_over(first_share) if self.best is not None else self.is_spent()):
+                self.seconds(knobs)
+        for knobs in self._last_starts() if self.best is None else ():
             starts.append(replace(knobs, fine=fine))
-            if not self.is_over(FIRST_SHARE if self.best is not None else 1.0):
+            if not self.is_spent():
                 self.seconds(starts[-1])
         if len(self.problem.graph.ops) <= SMALL:
             self._solve()
@@ -168,7 +175,10 @@ class _Search:
 
     def is_over(self, share: float = 1.0) -> bool:
         """Whether this share of what may be spent is spent, or would be with another try and whoever judges the answer."""
-        spent = time.process_time() - self.began + (2 * self.last_try if share == 1.0 else 0.0)
+        return self.is_spent(share, reserved=2 * self.last_try if share == 1.0 else 0.0)
+
+    def is_spent(self, share: float = 1.0, reserved: float = 0.0) -> bool:
+        spent = time.process_time() - self.began + reserved
         return (
             spent > share * (MOST_OF_LARGE if self.large else MOST) * self.seconds_limit
             or len(self._simulated) + len(self.asked) >= share * self.max_tries
@@ -206,12 +216,23 @@ class _Search:
             if self._movable:
                 yield Knobs(early=True, cpu=EVERYTHING, during=True)
                 yield Knobs(early=True, cpu=EVERYTHING, during=True, away=True)
-                yield Knobs(early=True, cpu=EVERYTHING, during=True, away=True, rule=swapping)
+                if self.large:
+                    yield Knobs(early=True, cpu=round(MOST_OF_THE_CPU * self._cpu_share, 3), during=True, away=True, streamed=1.0)
+                else:
+                    yield Knobs(early=True, cpu=EVERYTHING, during=True, away=True, rule=swapping)
         if not self.large:
             yield Knobs(early=True, rule=swapping)
-        if self.best is None:
-            yield Knobs(early=True, rule=swapping + len(SWAPPING) - 1)
-            yield Knobs(early=True, streamed=1.0, rule=swapping + len(SWAPPING) - 1)
+
+    def _last_starts(self) -> Iterator[Knobs]:
+        """What does with little memory, if nothing else has fitted."""
+        if self.can_send:
+            last = len(FIRST_ANSWERS) + len(SWAPPING) - 1
+            yield Knobs(early=True, rule=last)
+            yield Knobs(early=True, streamed=1.0, rule=last)
+
+    def _is_tight(self, knobs: Knobs) -> bool:
+        """Whether what lasts leaves so little room that a plan is long in the making, and seldom found."""
+        return self._shape(knobs).reshaped.stays_bytes > TIGHT * self.problem.budget_bytes
 
     def _turn(self, knobs: Knobs, *, coarse: bool = True) -> None:
         """Move one number at a time, first by much, then by less, while the step gets shorter."""
@@ -240,8 +261,9 @@ class _Search:
             if rule != at.rule and level < 2 and rule not in self.slow:
                 yield replace(at, rule=rule)
         if self.can_send and self._movable:
-            for cpu in (at.cpu + CPU_STEPS[level], at.cpu - CPU_STEPS[level]):
-                if 0 <= cpu <= 1.2:
+            now = min(at.cpu, self._cpu_share)
+            for cpu in (now + CPU_STEPS[level], now - CPU_STEPS[level]):
+                if 0 <= cpu <= max(1.2, self._cpu_share):
                     yield replace(at, cpu=round(cpu, 3))
             if at.cpu:
                 yield replace(at, during=not at.during)
@@ -260,6 +282,9 @@ class _Search:
     def seconds(self, knobs: Knobs) -> float:
         if knobs not in self.tried:
             shape = self._shape(knobs)
+            if knobs.rule < len(FIRST_ANSWERS) and shape.reshaped.stays_bytes > self.problem.budget_bytes:
+                self.tried[knobs] = math.inf  # what lasts stays where it is, whatever is dropped
+                return math.inf
             what = (shape, knobs.sent, knobs.dear or not knobs.sent, knobs.rule, knobs.fine or knobs.rule >= len(FIRST_ANSWERS))
             if what not in self._simulated:
                 began = time.process_time()
@@ -271,11 +296,28 @@ class _Search:
         return self.tried[knobs]
 
     def _simulate(self, shape: _Shape, knobs: Knobs) -> float:
+        """Once more in less, if what the planner does not know of, such as gradients that wait, is a little too much. By how much more is left out
+        is no matter of these alone: what is dropped goes a node at a time."""
+        is_over = self.is_spent if self.best is not None else lambda: False
+        less = 0
+        for _ in range(2):
+            schedule = None
+            try:
+                schedule = shape.plan(knobs, is_over, less)
+                return math.inf if schedule is None else self.offer(schedule, "", knobs)
+            except (InvalidSchedule, InfeasibleBudget, OverCapacity, RecomputeLimit):
+                over = 0 if schedule is None else self._over_bytes(schedule)
+                if not 0 < over < LITTLE * self.problem.budget_bytes:
+                    break
+                less = over + int(LITTLE / 5 * self.problem.budget_bytes)
+        return math.inf
+
+    def _over_bytes(self, schedule: Schedule) -> int:
+        """What it takes more than there is; less than nothing if it is not that what is wrong with it."""
         try:
-            schedule = shape.plan(knobs)
-            return math.inf if schedule is None else self.offer(schedule, "", knobs)
-        except (InvalidSchedule, InfeasibleBudget, OverCapacity, RecomputeLimit):
-            return math.inf
+            return peak_bytes(self.problem, schedule)[self.problem.device_tier] - self.problem.budget_bytes
+        except InvalidSchedule:
+            return -1
 
     def offer(self, schedule: Schedule, made_by: str, knobs: Knobs | None = None) -> float:
         """How long the schedule takes; if that is the shortest so far and the judge has nothing against it, it is the answer so far."""
@@ -337,6 +379,11 @@ class _Search:
             return []
         can = set(movable(self.problem, self.processor))
         return [op for op in self._updates if op in can]
+
+    @cached_property
+    def _cpu_share(self) -> float:
+        """What all that the cpu can update takes it, of the step."""
+        return sum(self.problem.costs.op_seconds[op, self.processor] for op in self._movable) / max(self.problem.op_starts[-1], 1e-12)
 
     @cached_property
     def _state_bytes(self) -> int:
@@ -419,19 +466,22 @@ class _Shape:
             self._orders[dear] = sendable(self.reshaped.problem, dear_first=dear)
         return self._orders[dear]
 
-    def plan(self, knobs: Knobs) -> Schedule | None:
-        """The schedule of the step itself, or None if it does not fit."""
+    def plan(self, knobs: Knobs, is_over: Callable[[], bool], less_bytes: int = 0) -> Schedule | None:
+        """The schedule of the step itself, or None if it does not fit, or not before time is over."""
         problem, back = self.reshaped.problem, self.reshaped.back
+        if less_bytes:
+            problem = problem.with_budget(problem.budget_bytes - less_bytes)
         if knobs.sent and (sent := placed(problem, self.sendable(knobs.dear), knobs.sent, self.tier, lanes=self.reshaped.lane_share)):
             inner = WithSent(problem, sent, self.tier)
             problem, back = inner.problem, lambda schedule: self.reshaped.back(inner.back(schedule))
-        schedule = SWAPPING[knobs.rule - len(FIRST_ANSWERS)](problem) if knobs.rule >= len(FIRST_ANSWERS) else _dropped(problem, knobs)
+        swaps = SWAPPING[knobs.rule - len(FIRST_ANSWERS)] if knobs.rule >= len(FIRST_ANSWERS) else None
+        schedule = _dropped(problem, knobs, is_over) if swaps is None else swaps(problem)
         if schedule is None or max(device_bytes(problem, schedule), default=0) > problem.budget_bytes:
             return None
         return back(schedule)
 
 
-def _dropped(problem: Problem, knobs: Knobs) -> Schedule | None:
+def _dropped(problem: Problem, knobs: Knobs, is_over: Callable[[], bool]) -> Schedule | None:
     """Everything kept while there is room; then what the rule says is dropped, and made again when it is read."""
     everything = build(problem)
     if max(device_bytes(problem, everything), default=0) <= problem.budget_bytes:
@@ -439,5 +489,5 @@ def _dropped(problem: Problem, knobs: Knobs) -> Schedule | None:
     ops = range(len(problem.graph.ops))
     nodes = Nodes(problem, [range(op, op + 1) for op in ops] if knobs.fine else runs_of(problem, NODES, only_forward=True), only_forward=True)
     free = problem.budget_bytes - problem.graph.lasting_bytes
-    stages = evict_in_order(nodes, free, FIRST_ANSWERS[knobs.rule](nodes))
+    stages = evict_in_order(nodes, free, FIRST_ANSWERS[knobs.rule](nodes), is_over)
     return None if stages is None else schedule_of(problem, nodes.computes(stages))
