@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..ir import Compute, Free, Graph, Phase, Problem, Role, Schedule, Step
 from ._lineage import last_replays
@@ -345,7 +345,8 @@ class _Eviction:
             if candidate.victim is None:
                 continue
             if candidate.score is None or candidate.victim.now != stage:
-                candidate.victim = replace(candidate.victim, now=stage)
+                known = candidate.victim
+                candidate.victim = Victim(parcel, stage, known.next_use, known.seconds, known.seconds_around)
                 candidate.score = self.score(candidate.victim)
             if best is None or (candidate.score, parcel) < best:
                 best = (candidate.score, parcel)

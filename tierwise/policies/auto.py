@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from ..errors import BadInput, InfeasibleBudget, InvalidSchedule, MissingTier, OverCapacity, RecomputeLimit, TierwiseError
 from ..ir import Phase, Problem, Schedule, check_schedule, peak_bytes
@@ -37,6 +37,7 @@ EXECUTABLE = "simulated only: it runs updates between the ops of backward; what 
 EXACTNESS = "exact if what happens to gradients before the update is in the graph"
 
 SWAPPING = (capuchin.plan, g10.plan)
+SWAPPING_QUICKLY = (partial(capuchin.plan, feedback_rounds=0), g10.plan)
 BETTER = 1 - 1e-6  # of the seconds so far, to be worth another round
 TURN_SHARE = 0.9  # and for turning knobs, with these
 FLOOR_SHARE, SLOW_OPS = 0.7, 200  # until when others are asked about steps for which they may take seconds
@@ -47,6 +48,7 @@ MOST, MOST_OF_LARGE = 0.95, 0.85  # of the time, for the search: the answer is j
 CPU_STEPS, STREAM_STEPS = (0.2, 0.1, 0.05, 0.025), (0.25, 0.125, 0.06, 0.03)
 LITTLE = 0.05  # of the budget
 LIGHT = 0.03  # of the budget: state that is not worth moving for its bytes; a tenth of it of the step, updates not worth it for their time
+HEAVY = 0.2  # of the budget: state that matters more than activations
 LEAST_SHARE = 0.1  # of a link, that activations may always count on
 FEW_OPS = 600  # up to which every op is a node of its own when activations are dropped; beyond, while knobs are turned, runs of ops are
 NODES = 300
@@ -57,6 +59,7 @@ SMALL = 24  # ops, of a step small enough for integer programs
 SMALL_SECONDS = 2.0  # for each of them
 SMALL_TRIES = 36  # what is found in a step so small is found soon
 # Quick, and each the best of others somewhere: tried as they are, if there is time.
+# The first two move state, the third activations.
 FLOOR = ("superoffload", "ratel", "autoswap", "deeptm", "g10", "checkmate", "rockmate", "tf_swap", "poet")
 # For budgets at which nothing of the above has a plan; by how little memory they do with, and how soon they say so.
 LAST_RESORTS = (
@@ -111,7 +114,7 @@ class Knobs:
     sent: int = 0  # activations that leave and return
     dear: bool = True  # of these, first the dearest to compute again; else the longest idle
     rule: int = 0  # by which of FIRST_ANSWERS the rest is dropped; beyond them, which of SWAPPING does as it likes
-    fine: bool = True  # op by op
+    fine: bool = True  # op by op; and who swaps may look at what it did
 
 
 class _Search:
@@ -130,7 +133,7 @@ class _Search:
         self.asked: list[str] = []  # other policies
         self.least_bytes: int | None = None
         links, device = problem.machine.link_between, problem.device_tier
-        self.large = False
+        self.ops, self.large = 0, False
         self.can_send = (device, tier) in links and (tier, device) in links
         self._shapes: dict[tuple[bool, tuple[int, ...], bool, bool, tuple[int, ...], int], _Shape] = {}
         self._simulated: dict[tuple[_Shape, int, bool, int, bool], float] = {}
@@ -141,37 +144,49 @@ class _Search:
         everything = build(self.problem)
         if peak_bytes(self.problem, everything)[self.problem.device_tier] <= self.problem.budget_bytes:
             self.offer(everything, "everything is kept")
-        ops = len(Reshaped(self.problem, self._early).places)
-        fine, self.large = ops <= FEW_OPS, ops > MANY_OPS
-        if len(self.problem.graph.ops) <= SMALL:
+        self.ops = len(Reshaped(self.problem, self._early).places)
+        self.large, is_small = self.ops > MANY_OPS, len(self.problem.graph.ops) <= SMALL
+        if is_small:
             self.max_tries = min(self.max_tries, SMALL_TRIES)
-        starts = [replace(knobs, fine=fine) for knobs in self._starts()]
-        first_share = FIRST_OF_LARGE if self.large else FIRST_SHARE
-        for knobs in sorted(starts, key=self._is_tight) if self.large else starts:
-            if not (self.is_over(first_share) if self.best is not None else self.is_spent()):
-                self.seconds(knobs)
-        for knobs in self._last_starts() if self.best is None else ():
-            starts.append(replace(knobs, fine=fine))
-            if not self.is_spent():
-                self.seconds(starts[-1])
-        if len(self.problem.graph.ops) <= SMALL:
+        starts = self._try_starts()
+        if is_small:
             self._solve()
-        for name in () if self.large else FLOOR[:2]:
-            if self.worth_more() and not self.is_over(FIRST_SHARE + 0.2):
-                self.ask(name)
-        feasible = sorted((k for k in starts if self.tried.get(k, math.inf) < math.inf), key=self.tried.__getitem__)
-        if not fine and not self.large:
-            for knobs in [replace(feasible[0], fine=True, rule=rule) for rule in range(len(FIRST_ANSWERS)) if feasible]:
-                if not self.is_over():
-                    self.seconds(knobs)
-            feasible = sorted((k for k, seconds in self.tried.items() if seconds < math.inf), key=self.tried.__getitem__)
-        for start in feasible[:2]:
+        self._ask_first()
+        found = self._try_op_by_op(starts)
+        for start in found[:1]:
             self._turn(start)
-        for name in () if self.large else FLOOR:
-            if name not in self.asked and not self.is_over(FLOOR_SHARE if ops > SLOW_OPS else 1.0) and (self.best is None or self.worth_more()):
-                self.ask(name)
+        self._ask_others()
+        for start in found[1:2]:
+            self._turn(start)
         if self.best is None:
             self._last_resorts()
+
+    def _try_starts(self) -> list[Knobs]:
+        """Those that fit, the best first."""
+        fine, share = self.ops <= FEW_OPS, FIRST_OF_LARGE if self.large else FIRST_SHARE
+        starts = [replace(knobs, fine=fine) for knobs in self._starts()]
+        for knobs in sorted(starts, key=self._is_tight) if self.large else starts:
+            if not (self.is_over(share) if self.best is not None else self.is_spent()):
+                self.seconds(knobs)
+        if self.best is None:
+            last = [replace(knobs, fine=fine) for knobs in self._last_starts()]
+            for knobs in last:
+                if not self.is_spent():
+                    self.seconds(knobs)
+            starts += last
+        return self._fitting(starts)
+
+    def _try_op_by_op(self, starts: Sequence[Knobs]) -> Sequence[Knobs]:
+        """The best of these with every op a node of its own, by each rule; and all that fit, the best first."""
+        if self.ops <= FEW_OPS or self.large or not starts:
+            return starts
+        for rule in range(len(FIRST_ANSWERS)):
+            if not self.is_over():
+                self.seconds(replace(starts[0], fine=True, rule=rule))
+        return self._fitting(self.tried)
+
+    def _fitting(self, tried: Iterable[Knobs]) -> list[Knobs]:
+        return sorted((knobs for knobs in tried if self.tried.get(knobs, math.inf) < math.inf), key=self.tried.__getitem__)
 
     def is_over(self, share: float = 1.0) -> bool:
         """Whether this share of what may be spent is spent, or would be with another try and whoever judges the answer."""
@@ -285,13 +300,15 @@ class _Search:
             if knobs.rule < len(FIRST_ANSWERS) and shape.reshaped.stays_bytes > self.problem.budget_bytes:
                 self.tried[knobs] = math.inf  # what lasts stays where it is, whatever is dropped
                 return math.inf
-            what = (shape, knobs.sent, knobs.dear or not knobs.sent, knobs.rule, knobs.fine or knobs.rule >= len(FIRST_ANSWERS))
+            what = (shape, knobs.sent, knobs.dear or not knobs.sent, knobs.rule, knobs.fine)
             if what not in self._simulated:
                 began = time.process_time()
                 self._simulated[what] = self._simulate(shape, knobs)
-                self.last_try = time.process_time() - began
-                if self.last_try > SLOW * self.seconds_limit:
+                took = time.process_time() - began
+                if took > SLOW * self.seconds_limit:
                     self.slow.add(knobs.rule)
+                if knobs.rule < len(FIRST_ANSWERS) or knobs.rule not in self.slow:  # what is not tried again says nothing of others
+                    self.last_try = took
             self.tried[knobs] = self._simulated[what]
         return self.tried[knobs]
 
@@ -404,6 +421,19 @@ class _Search:
 
     # -- other policies -----------------------------------------------------------------------------------------------------------
 
+    def _ask_first(self) -> None:
+        """Those who know best about what there is most of."""
+        names = FLOOR[:2] if self._state_bytes > HEAVY * self.problem.budget_bytes else FLOOR[2:3]
+        for name in () if self.large else names:
+            if self.worth_more() and not self.is_over(FIRST_SHARE + 0.2):
+                self.ask(name)
+
+    def _ask_others(self) -> None:
+        share = FLOOR_SHARE if self.ops > SLOW_OPS else 1.0
+        for name in () if self.large else FLOOR:
+            if name not in self.asked and not self.is_over(share) and (self.best is None or self.worth_more()):
+                self.ask(name)
+
     def ask(self, name: str, **options: float | str) -> None:
         """Another policy's plan for the same step."""
         from . import load
@@ -474,8 +504,8 @@ class _Shape:
         if knobs.sent and (sent := placed(problem, self.sendable(knobs.dear), knobs.sent, self.tier, lanes=self.reshaped.lane_share)):
             inner = WithSent(problem, sent, self.tier)
             problem, back = inner.problem, lambda schedule: self.reshaped.back(inner.back(schedule))
-        swaps = SWAPPING[knobs.rule - len(FIRST_ANSWERS)] if knobs.rule >= len(FIRST_ANSWERS) else None
-        schedule = _dropped(problem, knobs, is_over) if swaps is None else swaps(problem)
+        swaps = (SWAPPING if knobs.fine else SWAPPING_QUICKLY)[knobs.rule - len(FIRST_ANSWERS) :] if knobs.rule >= len(FIRST_ANSWERS) else ()
+        schedule = swaps[0](problem) if swaps else _dropped(problem, knobs, is_over)
         if schedule is None or max(device_bytes(problem, schedule), default=0) > problem.budget_bytes:
             return None
         return back(schedule)
