@@ -15,7 +15,7 @@ from .feedback import MOST_CORRECTIONS, NOTICED, corrected, is_cpu_off, is_off
 from .plan import Plan
 
 _log = logging.getLogger("tierwise")
-FAR = 1.1  # times what no plan could beat: a plan that takes more, and was not as far from that before it was measured, is made again
+FAR = 1.08  # times what no plan could beat: a plan that takes more, and was not as far from that before it was measured, is made again
 PROMISE = 0.98  # of the fastest step measured: what a plan must promise to be worth a change
 
 
