@@ -151,8 +151,8 @@ class _Search:
         starts = self._try_starts()
         if is_small:
             self._solve()
-        self._ask_first()
         found = self._try_op_by_op(starts)
+        self._ask_first()
         for start in found[:1]:
             self._turn(start)
         self._ask_others()
@@ -425,7 +425,7 @@ class _Search:
         """Those who know best about what there is most of."""
         names = FLOOR[:2] if self._state_bytes > HEAVY * self.problem.budget_bytes else FLOOR[2:3]
         for name in () if self.large else names:
-            if self.worth_more() and not self.is_over(FIRST_SHARE + 0.2):
+            if self.worth_more() and not self.is_over(FLOOR_SHARE):
                 self.ask(name)
 
     def _ask_others(self) -> None:
