@@ -48,7 +48,7 @@ def test_activations_may_count_on_less_of_the_link_than_updates_leave_of_it(monk
     """Or on more: eight blocks in 220 bytes have a second to gain, of 32."""
     question = menu_with_moments(8, hbm=220, cpu_seconds=1.0)
     assert choose_jointly(question, update="backward", tries=60).seconds == pytest.approx(31)
-    monkeypatch.setattr("tierwise.lower.jointly.OTHER_PARTS", ())
+    monkeypatch.setattr("tierwise.lower.search.OTHER_PARTS", ())
     assert choose_jointly(question, update="backward", tries=60).seconds == pytest.approx(32)
 
 

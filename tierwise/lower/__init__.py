@@ -3,7 +3,8 @@
 coarse.py, image.py        a Program as a Problem and a Schedule, two ops for each region call: the prediction of what runs
 choose.py                  the planner that answers with a Program
 states.py, splits.py       homes of lasting state in that image, and which they are by four numbers
-jointly.py, bound.py       the planner for both, and what none can beat
+jointly.py, search.py      the planner for both
+bound.py                   what none can beat
 compact.py                 a menu that is quicker to plan with
 expand.py, lowering.py     any other policy's Schedule made into one
 """
