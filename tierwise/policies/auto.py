@@ -39,27 +39,26 @@ EXACTNESS = "exact if what happens to gradients before the update is in the grap
 SWAPPING = (capuchin.plan, g10.plan)
 SWAPPING_QUICKLY = (partial(capuchin.plan, feedback_rounds=0), g10.plan)
 BETTER = 1 - 1e-6  # of the seconds so far, to be worth another round
-TURN_SHARE = 0.9  # and for turning knobs, with these
+TURN_SHARE = 0.9  # of the time or tries, for turning knobs
 FLOOR_SHARE, SLOW_OPS = 0.7, 200  # until when others are asked about steps for which they may take seconds
 SLOW = 0.08  # of the time, for one try
 EVERYTHING = 1e9  # more seconds of the cpu than all updates take
 FIRST_SHARE, FIRST_OF_LARGE = 0.4, 0.7  # of the time or tries, for the first guesses
 MOST, MOST_OF_LARGE = 0.95, 0.85  # of the time, for the search: the answer is judged afterwards, which takes longer the larger a step is
 CPU_STEPS, STREAM_STEPS = (0.2, 0.1, 0.05, 0.025), (0.25, 0.125, 0.06, 0.03)
-LITTLE = 0.05  # of the budget
+LITTLE = 0.05  # of the budget: what a plan may be too large by and is made again in that much less, and a fifth of this
 LIGHT = 0.03  # of the budget: state that is not worth moving for its bytes; a tenth of it of the step, updates not worth it for their time
 HEAVY = 0.2  # of the budget: state that matters more than activations
 LEAST_SHARE = 0.1  # of a link, that activations may always count on
 FEW_OPS = 600  # up to which every op is a node of its own when activations are dropped; beyond, while knobs are turned, runs of ops are
 NODES = 300
-TIGHT = 0.8  # of the budget
+TIGHT = 0.8  # of the budget: with more than this taken by what lasts, little else has room
 MOST_OF_THE_CPU = 0.65  # of all updates, for the cpu, where the rest is streamed
 MANY_OPS = 2500  # beyond, policies that swap op by op take longer than all the rest, and are asked only if there is no other plan
 SMALL = 24  # ops, of a step small enough for integer programs
 SMALL_SECONDS = 2.0  # for each of them
 SMALL_TRIES = 36  # what is found in a step so small is found soon
-# Quick, and each the best of others somewhere: tried as they are, if there is time.
-# The first two move state, the third activations.
+# Quick, and each the best of others somewhere: tried as they are, if there is time. The first two move state, the third activations.
 FLOOR = ("superoffload", "ratel", "autoswap", "deeptm", "g10", "checkmate", "rockmate", "tf_swap", "poet")
 # For budgets at which nothing of the above has a plan; by how little memory they do with, and how soon they say so.
 LAST_RESORTS = (
