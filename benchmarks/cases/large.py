@@ -6,7 +6,6 @@ else, 100 and 60 GiB for some of them.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,7 +26,6 @@ def run() -> Iterator[dict[str, Any]]:
     machine = machines.load(MACHINE).with_capacity("dram", HOST_BYTES)
     for budget in BUDGETS:
         problem = pipeline.make_problem(captured.graph, machine, budget)
-        began = time.perf_counter()
         answer = pipeline.answer(problem, NAME)
         yield {
             "case": f"{MODEL} in {format_bytes(budget)}, host memory of {format_bytes(HOST_BYTES)}",
@@ -35,7 +33,7 @@ def run() -> Iterator[dict[str, Any]]:
             "budget_bytes": budget,
             "peak_bytes": answer.row.peak_bytes,
             "seconds": answer.row.seconds,
-            "planning_seconds": time.perf_counter() - began,
+            "planning_seconds": answer.row.planning_seconds,
             "ops": len(problem.graph.ops),
             "times_bound": answer.row.seconds / lower_bound_seconds(problem) if answer.row.seconds else None,
         }
