@@ -1,6 +1,7 @@
-"""How long auto takes to plan a step of llama-70b, 80 layers op by op, on two cores: its parameters alone fill the device of an H200, and its state
-lives in 2 TiB of host memory. Planned and judged as `tierwise plan` does; nothing runs. 130 GiB have room for the parameters and next to nothing
-else, 100 and 60 GiB for some of them.
+"""How long auto takes to plan a step of llama-70b, 80 layers op by op, for an H200 whose host has 2 TiB.
+
+Planned and judged as `tierwise plan` does; nothing runs. 130 GiB have room for the parameters and next to nothing else, 100 and 60 GiB for some of
+them.
 """
 
 from __future__ import annotations
