@@ -15,7 +15,6 @@ from tierwise.simulate import lower_bound_seconds
 from tierwise.units import format_bytes
 
 NEEDS = ""
-BASELINE = None
 MODEL, MACHINE, NAME = "llama-70b", "h200", "auto"
 HOST_BYTES = 2 << 40
 BUDGETS = tuple(gib << 30 for gib in (60, 100, 130))

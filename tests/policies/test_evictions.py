@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
 from graphs import training_steps
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from problems import chain
+from problems import BACKWARD, FORWARD, GraphBuilder, chain, machine
 
-from tierwise.ir import peak_bytes
+from tierwise.ir import Role, peak_bytes
 from tierwise.policies import keep_all
 from tierwise.policies._nodes import Nodes, _Eviction, evict_in_order
 from tierwise.policies._stages import FIRST_ANSWERS
@@ -29,6 +32,33 @@ def test_what_is_remembered_is_what_would_be_found_again(problem, share, rule):
     nodes = nodes_of(problem)
     room = int(share * (peak_bytes(problem, keep_all.plan(problem))["hbm"] - problem.graph.lasting_bytes))
     assert evict_in_order(nodes, room, rule(nodes)) == Forgetful(nodes, room, rule(nodes)).run(lambda: False)
+
+
+def with_skips(seed):
+    """Thirty ops of a forward that read what was made before, three parcels each, and their backward: what could go is read more than once."""
+    draw, b = random.Random(seed), GraphBuilder()
+    made = [b.storage("x", 5, Role.INPUT)]
+    for op in range(30):
+        reads = sorted({made[-1], *draw.choices(made, k=2)})
+        made.append(b.storage(f"a{op}", draw.randint(1, 40), Role.ACTIVATION))
+        b.op(f"fwd{op}", FORWARD, reads, [made[-1]], seconds=draw.choice((0.25, 1.0, 3.0)))
+    grad = made[-1]
+    for op in reversed(range(30)):
+        after = b.storage(f"d{op}", 5, Role.ACTIVATION)
+        b.op(f"bwd{op}", BACKWARD, sorted({grad, made[op], made[op + 1]}), [after], kind="backward")
+        grad = after
+    return b.problem(machine())
+
+
+@pytest.mark.parametrize("rule", FIRST_ANSWERS)
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_read_again_and_again_is_looked_at_again(seed, rule):
+    problem = with_skips(seed)
+    nodes = nodes_of(problem)
+    room = int(0.5 * peak_bytes(problem, keep_all.plan(problem))["hbm"])
+    stages = evict_in_order(nodes, room, rule(nodes))
+    assert stages is not None and any(len(stage) > 1 for stage in stages)
+    assert stages == Forgetful(nodes, room, rule(nodes)).run(lambda: False)
 
 
 def test_when_time_is_over_there_is_no_answer():

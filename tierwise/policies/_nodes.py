@@ -268,8 +268,11 @@ def evict_in_order(nodes: Nodes, capacity: int, score: Score, is_over: Callable[
 
 @dataclass(slots=True)
 class _Candidate:
-    victim: Victim | None = None  # None: it cannot go
-    score: tuple[float, ...] | None = None
+    next_use: int
+    seconds: float
+    seconds_around: float
+    scored_in: int = -1  # the stage
+    score: tuple[float, ...] = ()
 
 
 class _Eviction:
@@ -280,7 +283,7 @@ class _Eviction:
         self.nodes, self.capacity, self.score = nodes, capacity, score
         self.here = {parcel for parcel, home in nodes.home.items() if home == -1}
         self.held = sum(nodes.size[parcel] for parcel in self.here)
-        self._candidates: dict[int, _Candidate] = {}
+        self._candidates: dict[int, _Candidate | None] = {}  # None: it cannot go
         self._looked_at_for: dict[int, set[int]] = {}  # by parcel: candidates
 
     def run(self, is_over: Callable[[], bool]) -> list[list[int]] | None:
@@ -341,24 +344,23 @@ class _Eviction:
         for parcel in self.here:
             if waiting.get(parcel) or not self.nodes.size[parcel]:
                 continue
-            candidate = self._candidates.get(parcel) or self._candidate(parcel, stage)
-            if candidate.victim is None:
+            candidate = self._candidates[parcel] if parcel in self._candidates else self._candidate(parcel, stage)
+            if candidate is None:
                 continue
-            if candidate.score is None or candidate.victim.now != stage:
-                known = candidate.victim
-                candidate.victim = Victim(parcel, stage, known.next_use, known.seconds, known.seconds_around)
-                candidate.score = self.score(candidate.victim)
+            if candidate.scored_in != stage:
+                candidate.score = self.score(Victim(parcel, stage, candidate.next_use, candidate.seconds, candidate.seconds_around))
+                candidate.scored_in = stage
             if best is None or (candidate.score, parcel) < best:
                 best = (candidate.score, parcel)
         return None if best is None else best[1]
 
-    def _candidate(self, parcel: int, stage: int) -> _Candidate:
-        found, looked_at = _Candidate(), {parcel}
+    def _candidate(self, parcel: int, stage: int) -> _Candidate | None:
+        found, looked_at = None, {parcel}
         if (next_use := self._next_use(parcel, stage)) is not None:
             again = self._missing([parcel], next_use, without=parcel, looked_at=looked_at)
             if again is not None:
                 around = again | self._made_from(parcel, stage, looked_at)
-                found.victim = Victim(parcel, stage, next_use, self._seconds(again), self._seconds(around))
+                found = _Candidate(next_use, self._seconds(again), self._seconds(around))
         self._candidates[parcel] = found
         for other in looked_at:
             self._looked_at_for.setdefault(other, set()).add(parcel)

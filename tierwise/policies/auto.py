@@ -192,6 +192,7 @@ class _Search:
         return self.is_spent(share, reserved=2 * self.last_try if share == 1.0 else 0.0)
 
     def is_spent(self, share: float = 1.0, reserved: float = 0.0) -> bool:
+        """Whether this share of it is, with so many seconds more."""
         spent = time.process_time() - self.began + reserved
         return (
             spent > share * (MOST_OF_LARGE if self.large else MOST) * self.seconds_limit
@@ -503,8 +504,9 @@ class _Shape:
         if knobs.sent and (sent := placed(problem, self.sendable(knobs.dear), knobs.sent, self.tier, lanes=self.reshaped.lane_share)):
             inner = WithSent(problem, sent, self.tier)
             problem, back = inner.problem, lambda schedule: self.reshaped.back(inner.back(schedule))
-        swaps = (SWAPPING if knobs.fine else SWAPPING_QUICKLY)[knobs.rule - len(FIRST_ANSWERS) :] if knobs.rule >= len(FIRST_ANSWERS) else ()
-        schedule = swaps[0](problem) if swaps else _dropped(problem, knobs, is_over)
+        place = knobs.rule - len(FIRST_ANSWERS)
+        swapping = SWAPPING if knobs.fine else SWAPPING_QUICKLY
+        schedule = _dropped(problem, knobs, is_over) if place < 0 else swapping[place](problem)
         if schedule is None or max(device_bytes(problem, schedule), default=0) > problem.budget_bytes:
             return None
         return back(schedule)
